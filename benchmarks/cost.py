@@ -180,7 +180,7 @@ def measure_rows(net: VisionTransformer, data: Path) -> float:
     metrics = [
         name for name, metric in METRICS.items() if not metric.needs_masks and not metric.needs_explain
     ]
-    rows = sg.verify(loaded(net), data, method="gae", metrics=metrics, limit=1)
+    rows = sg.verify(loaded(net), data, methods="gae", metrics=metrics, limit=1)
     sizes = {row["metric"]: len(row_line(row)) for row in rows}
     by_size: dict[int, list[str]] = {}
     for name, size in sizes.items():

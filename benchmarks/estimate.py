@@ -71,7 +71,7 @@ def real(out: Path, counter: PassCounter, run: Callable[[], Rows]) -> Measured:
 
 
 def verify_case(name: str, model: str, data: Path, out: Path) -> tuple[Estimate, Measured]:
-    request = VerifyRequest(model=model, data=data, out=out, **VERIFY[name])
+    request = VerifyRequest(random=False, model=model, data=data, out=out, **VERIFY[name])
     found = estimate_verify(request)
     ready = prepare_verify(request)
     assert ready.loaded is not None

@@ -1,7 +1,7 @@
 """Shape bias of several models on the same cue-conflict images: python -m benchmarks.shape_bias TITLE=RUN
 TITLE=RUN,RUN...
 
-Prints the table of docs/evidence/shape_bias.md from runs of `steadygaze stress --suite cue_conflict:FOLDER`.
+Prints the table of docs/evidence/shape_bias.md from runs of `steadygaze stress --suites cue_conflict:FOLDER`.
 The first run is in percent; each further line is the mean change over its runs (seeds), in points, with 95 %
 bootstrap intervals: images and seeds are drawn anew, the same images for both sides. Only images that all
 runs have are used.

@@ -126,6 +126,7 @@ def shares(name: str, images: int, workers: list[int]) -> Table:
         kinds = generated(root, images)
         for kind, count in product(kinds, workers):
             request = VerifyRequest(
+                random=False,
                 model=name,
                 checkpoint=root / "random.safetensors",
                 data=kinds[kind],

@@ -24,13 +24,14 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     data = image_folder(folder / "data")
     ask = VerifyRequest(
+        random=False,
         model="embedded",
         data=data,
         out=folder / "run",
         methods=["gaze", "rollout", "ixg"],
         limit=9,
         batch_size=3,
-        scores=["logit", "log_odds"],
+        score=["logit", "log_odds"],
         ratios=[0.2, 0.5, 0.8],
         command="steadygaze verify --model embedded <&>",
     )
@@ -206,6 +207,7 @@ def test_more_methods_and_a_smaller_sample_of_the_same_images_are_one_table(run,
 
 def test_the_start_layer_is_drawn(run, tmp_path):
     ask = VerifyRequest(
+        random=False,
         model="embedded",
         data=run.parent / "data",
         out=tmp_path / "run",

@@ -103,7 +103,7 @@ def test_verify_costs_what_was_estimated(
     )
     assert not any(tmp_path.iterdir())
     request = VerifyRequest(
-        model="embedded", data=data, limit=7, batch_size=4, methods=methods, metrics=metrics
+        random=False, model="embedded", data=data, limit=7, batch_size=4, methods=methods, metrics=metrics
     )
     ready = prepare_verify(request)
     with counted(ready.vit) as counter:
@@ -242,4 +242,4 @@ def test_another_run_in_the_folder_is_refused(data: Path, tmp_path: Path) -> Non
     run(*command, "--methods", "gae")
     assert "other settings" in run(*command, "--methods", "rollout", "--dry-run", code=2)
     with pytest.raises(sg.InputError, match="expected data in a folder"):
-        estimate_verify(VerifyRequest(model="embedded", data=[]))
+        estimate_verify(VerifyRequest(random=False, model="embedded", data=[]))

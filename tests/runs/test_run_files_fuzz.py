@@ -56,7 +56,7 @@ def runs(tmp_path_factory):
     data = image_folder(folder / "data")
     common = {"model": "embedded", "data": data, "limit": 3, "batch_size": 3}
     verify = VerifyRequest(
-        **common, out=folder / "side" / "verify", methods=["ixg", "rollout"], ratios=[0.5, 0.9]
+        random=False, **common, out=folder / "side" / "verify", methods=["ixg", "rollout"], ratios=[0.5, 0.9]
     )
     options = {"corruptions": "fog", "severities": "1", "epsilons": "8/255", "pgd_steps": 1}
     stress = StressRequest(

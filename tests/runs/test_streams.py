@@ -20,7 +20,7 @@ from steadygaze.runs.verify import VerifyRequest, run_verify
 
 def verify_request(data, out=None, **more) -> VerifyRequest:
     given = {"model": thousand(), "methods": ["ixg"], "ratios": [0.5], "batch_size": 2, **more}
-    return VerifyRequest(data=data, out=out, **given)
+    return VerifyRequest(random=False, data=data, out=out, **given)
 
 
 def stress_request(data, out=None, **more) -> StressRequest:

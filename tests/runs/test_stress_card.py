@@ -130,7 +130,7 @@ def test_the_closing_tables(data, tmp_path):
         "embedded",
         "--data",
         str(data),
-        "--suite",
+        "--suites",
         "corruptions,attacks,occlusion,attention",
         "--corruptions",
         "fog",

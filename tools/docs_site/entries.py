@@ -133,7 +133,7 @@ def suites() -> Iterator[Entry]:
             facts_table(facts),
             "## Use",
             fence("python", f'rows = sg.stress(model, data, suites=["{name}"])\nrows.cards()'),
-            fence("sh", f"steadygaze stress --model embedded --data photos --suite '{name}' --out card"),
+            fence("sh", f"steadygaze stress --model embedded --data photos --suites '{name}' --out card"),
             "## Options",
             table(("option", "meaning"), [(f"`{key}`", text) for key, text in info.options.items()]),
             "## Quantities" if quantities else "",

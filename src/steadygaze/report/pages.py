@@ -56,7 +56,8 @@ from steadygaze.runs import settings as figures
 from steadygaze.runs.before_after import FaithfulnessChange
 from steadygaze.runs.card import Card, Change
 from steadygaze.runs.compare import Comparison
-from steadygaze.runs.ranking import CHANCE, Line, Section, quantity
+from steadygaze.runs.ranking import Line, Section, quantity
+from steadygaze.runs.request import CHANCE
 from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.samples import (
     ImageSample,

@@ -23,7 +23,7 @@ from steadygaze.questions.regions import scores_of
 from steadygaze.robustness.calibration import confidences
 from steadygaze.robustness.shift import any_correct
 from steadygaze.runs.maps import BROKEN
-from steadygaze.runs.request import number_of_classes
+from steadygaze.runs.prepare import number_of_classes
 from steadygaze.runs.rows import Row, json_number
 from steadygaze.runs.settings import (
     CONFIDENCE,

@@ -110,7 +110,6 @@ def _value_text(value: Any) -> str:
 
 
 Line = tuple[str, str]  # method, score
-CHANCE = "random"  # the method whose numbers are the chance level
 IDENTITY = ("model", "weights")  # what identifies the rows of a model
 OVERALL = Quantity(
     "removal_mean",

@@ -29,7 +29,8 @@ from steadygaze.results.drawing import to_pil_image
 from steadygaze.results.map_files import StoredMethod
 from steadygaze.runs.evaluator import Evaluator
 from steadygaze.runs.plan import Column
-from steadygaze.runs.ranking import CHANCE, Line, Section, quantity
+from steadygaze.runs.ranking import Line, Section, quantity
+from steadygaze.runs.request import CHANCE
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.source import ImageLoader, ImageView, RunImage
 from steadygaze.runs.suite import Suite

@@ -34,7 +34,8 @@ from steadygaze.errors import ImageError, InputError
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.robustness.attacks import pixels_of
 from steadygaze.runs.loop import Inputs, Job
-from steadygaze.runs.request import Normalization, Request, check_levels
+from steadygaze.runs.prepare import Normalization, check_levels
+from steadygaze.runs.request import Request
 from steadygaze.runs.settings import Condition, Views
 from steadygaze.seeding import image_seed
 

@@ -197,7 +197,7 @@ Registered = TypeVar("Registered", bound=type[Suite])
 def register_suite(name: str, *, replace: bool = False) -> Callable[[Registered], Registered]:
     """Class decorator that makes a suite available to `stress` under `name`.
 
-    On the command line: `steadygaze stress --suite mirror --axes x,y`. It resumes after a kill, and its
+    On the command line: `steadygaze stress --suites mirror --axes x,y`. It resumes after a kill, and its
     accuracy appears in tables and reports. A suite that measures something else overrides `measure`;
     `scores`, `tables` and `figures` add what follows from the rows.
 

@@ -24,12 +24,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -48,13 +48,12 @@ from steadygaze.faithfulness.inputs import Batch, CachedForward
 from steadygaze.faithfulness.metric import METRICS, Values
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.methods.learned import with_files
-from steadygaze.methods.registry import DEFAULT, Method
+from steadygaze.methods.registry import Method
 from steadygaze.methods.search import report_searches
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.results.manifest import versions
 from steadygaze.results.map_files import (
     SUFFIX,
-    Given,
     MapFolder,
     MapName,
     MapWriter,
@@ -64,11 +63,9 @@ from steadygaze.results.map_files import (
 )
 from steadygaze.runs.loop import Inputs, J, Job, Lacks, Pace, Portion, Run, default_num_workers, owned_images
 from steadygaze.runs.maps import BROKEN, MethodMaps, flags_of, maps_of
-from steadygaze.runs.plan import DEFAULT_METRICS, MapPart, Plan, make_plan, parse_start_layers
-from steadygaze.runs.ranking import CHANCE
-from steadygaze.runs.request import (
+from steadygaze.runs.plan import MapPart, Plan, make_plan, parse_start_layers
+from steadygaze.runs.prepare import (
     Normalization,
-    Request,
     about_run,
     identity_of,
     named_by_data,
@@ -76,15 +73,19 @@ from steadygaze.runs.request import (
     number_of_classes,
     task_setting,
 )
-from steadygaze.runs.rows import Row, RowKey, Rows, json_number, read_run
+from steadygaze.runs.request import DEFAULT_METRICS, Request, VerifyRequest, documented
+from steadygaze.runs.rows import Row, RowKey, Rows, json_number
 from steadygaze.runs.samples import store_map_samples
-from steadygaze.runs.shards import World, parse_shard
+from steadygaze.runs.shards import World
 from steadygaze.runs.status import others_are_running
 from steadygaze.target import Outputs, task_of_outputs
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.clean_forward import CleanForward
 from steadygaze.vit.image_range import range_note
 from steadygaze.vit.view import ViT
+
+if TYPE_CHECKING:
+    from steadygaze.runs.request import Target
 
 
 class ImageSource(Protocol):
@@ -521,15 +522,6 @@ def keep_maps(writer: MapWriter, batch: Batch, maps: Maps, target: Tensor, plan:
     )
 
 
-def maps_folder(keep: bool | str | Path, out: str | Path | None) -> Path | None:
-    """The folder for maps that are kept."""
-    if isinstance(keep, bool):
-        if keep and out is None:
-            raise InputError("keep_maps: expected a folder, or True with out=, got True without out=")
-        return Path(out) / "maps" if keep and out is not None else None
-    return Path(keep)
-
-
 def warn_of_missing_maps(folder: Path, rows: Rows) -> None:
     """Rows of an earlier run into the same folder may have been computed without keeping their maps."""
     stored = MapFolder(folder).images if any(folder.glob(f"*{SUFFIX}")) else set()
@@ -563,44 +555,7 @@ def check_complete(plan: Plan, source: FilesSource, target: object) -> None:
                 method.source.check(method.maps, image, explained)
 
 
-Target = int | str | Sequence[int] | Tensor | None
-
 BY_NAME = ("label", "predicted")
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyRequest(Request):
-    """What `verify` is given.
-
-    target: the class that is explained and scored: "label" or None, "predicted", a class (index or name), or
-        one class for each image
-    start_layers: "all", or layers such as "0,3,6": score each method with PLUS starting at each of them
-    mean, std: the normalization of images in memory
-    diffmask, shapley: files of the learned methods diffmask and vit_shapley
-    maps: maps to measure besides those of `methods`: a folder, or arrays by method
-    keep_maps: a folder for the maps that are computed
-    random: also measure the method `random`, the chance level
-    """
-
-    methods: Sequence[str | Method] = (DEFAULT,)
-    metrics: Sequence[str] = field(default=DEFAULT_METRICS)
-    scores: Sequence[str] | None = None
-    start_layers: str | None = None
-    ratios: Sequence[float] | None = None
-    fill: str = "zero"
-    target: Target = None
-    mean: Sequence[float] | None = None
-    std: Sequence[float] | None = None
-    diffmask: Path | None = None
-    maps: Given | None = None
-    keep_maps: Path | None = None
-    shapley: Path | None = None
-    random: bool = False
-
-    @property
-    def learned(self) -> dict[str, Path | None]:
-        """The files of learned methods, by the method's name."""
-        return {"diffmask": self.diffmask, "vit_shapley": self.shapley}
 
 
 @dataclass(frozen=True)
@@ -707,7 +662,7 @@ def _plan(request: VerifyRequest, vit: ViT) -> Plan:
         vit,
         with_files(request.methods, request.learned),
         request.metrics,
-        request.scores,
+        request.score,
         request.ratios,
         request.seed,
         parse_start_layers(request.start_layers, vit),
@@ -893,108 +848,33 @@ def _target_function(target: str | int | Tensor, source: ImageSource) -> TargetO
     return given
 
 
+@documented(VerifyRequest)
 def verify(
     model: nn.Module | ViT | LoadedModel | str,
     data: Data,
     methods: str | Method | Sequence[str | Method] | None = None,
     metrics: str | Sequence[str] = DEFAULT_METRICS,
-    target: int | str | Sequence[int] | Tensor | None = None,
-    score: str | Sequence[str] | None = None,
-    seed: int = 0,
     *,
-    method: str | Method | None = None,
-    metric: str | None = None,
-    ratios: Sequence[float] | None = None,
-    fill: str = "zero",
-    masks: str | Path | None = None,
-    limit: int | None = None,
-    batch_size: int = 16,
-    num_workers: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    maps: str | Path | Mapping[str, Any] | None = None,
-    keep_maps: bool | str | Path = False,
-    out: str | Path | None = None,
-    shard: str | tuple[int, int] | None = None,
-    random: bool | None = None,
     on_progress: OnProgress = ignore_progress,
+    **options: Any,
 ) -> Rows:
     """Measure how faithful the maps of attribution methods are. `.table()` of the result is the ranking.
 
-    model: a model, a view, the result of `load_model`, or a name for it; a folder needs one of the last two,
-        which know how images are preprocessed
-    data: a folder of labeled images or its index.csv; a stream "wds:..." or "hf:..." (see docs/data.md); or
-        batches (images, labels) or (images, labels, masks), a `DataLoader` of such batches, or a `Dataset`:
-        images (B, 3, H, W) normalized for the model, labels (B,), masks (B, H, W) with 255 object, 128
-        border, 0 background, or booleans. Images in memory are called "0", "1", ... in order
-    methods, method: names or `sg.method(...)`; "all" is every method that supports the model, "quick" all but
-        searches. By default the method of `explain`, or none if `maps` are given
-    metrics, metric: names of `sg.list_metrics()`
-    target: the class that is explained and scored: None is the label, "predicted", one class, or one for each
-        image
-    score: the quantity that is explained, or several of them; None is each method's own
-    ratios: shares of the patches that are kept or removed; None is 0.1, 0.2, ..., 0.9
-    fill: what positive_perturbation and negative_perturbation paint: "zero" (black), "mean", "blur" or
-        "noise"
-    masks: a folder of masks, for a folder of images
-    limit: at most this many images; of a folder, spread evenly over the classes; of a stream, the first ones
-    batch_size: for files or a `Dataset`
-    num_workers: threads that read images ahead of the model; None: for files, by the number of cores
-    mean, std: the normalization of images in memory, for metrics that paint pixels; known for loaded and timm
-        models
-    maps: maps to measure that were made before, by this package or by another: a folder of map files
-        (docs/maps.md), or a dict from the name of a method to an array (N, rows, columns), or to a dict from
-        the name of an image to an array (rows, columns). A map has one score for each patch, or for each
-        pixel of the model's input (then the mean over each patch is measured). In rows, the method NAME is
-        called maps:NAME
-    keep_maps: store the maps of `methods` in float16, in this folder; True is the folder `maps` in `out`
-    out: output folder; rows are written as they are computed, and the same call resumes an interrupted run
-    shard: "I/N" or (I, N): compute part I (from 0) of a run that is split over N independent jobs, which may
-        share one output folder; the result is this part
-    random: also measure the method `random`, the chance level that a report shows. None: if `out` is given,
-        unless a run without it is resumed there
+    Args:
+        {options}
+        on_progress: Called with a `Progress` while the run computes.
 
-    >>> import torch
-    >>> from steadygaze import load_model
-    >>> batch = torch.rand(2, 3, 32, 32), torch.tensor([3, 5])  # images and labels
-    >>> rows = verify(load_model("embedded"), [batch], methods=["gae", "random"], metrics="deletion_aopc")
-    >>> sorted((row["method"], row["image"]) for row in rows)
-    [('gae', '0'), ('gae', '1'), ('random', '0'), ('random', '1')]
+    Returns:
+        The rows: one number for each image, method, score and metric.
+
+    Example:
+        >>> import torch
+        >>> from steadygaze import load_model
+        >>> batch = torch.rand(2, 3, 32, 32), torch.tensor([3, 5])  # images and labels
+        >>> rows = verify(load_model("embedded"), [batch], methods=["gae", "random"], metrics="deletion_aopc")
+        >>> sorted((row["method"], row["image"]) for row in rows)
+        [('gae', '0'), ('gae', '1'), ('random', '0'), ('random', '1')]
     """
-    chosen = method if method is not None else methods
-    if chosen is None:
-        chosen = () if maps is not None else DEFAULT
-    measured = metric if metric is not None else metrics
-    request = VerifyRequest(
-        model=model,
-        data=data,
-        out=None if out is None else Path(out),
-        masks=None if masks is None else Path(masks),
-        limit=limit,
-        seed=seed,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        methods=[chosen] if isinstance(chosen, (str, Method)) else list(chosen),
-        metrics=[measured] if isinstance(measured, str) else list(measured),
-        scores=[score] if isinstance(score, str) else score,
-        ratios=ratios,
-        fill=fill,
-        target=target,
-        mean=mean,
-        std=std,
-        shard=parse_shard(shard),
-        maps=maps,
-        keep_maps=maps_folder(keep_maps, out),
-        random=_measures_chance(out) if random is None else random,
-    )
+    given: dict[str, Any] = {"methods": methods, "metrics": metrics, **options}
+    request = VerifyRequest(model=model, data=data, **given)
     return run_verify(request, on_progress=on_progress)
-
-
-def _measures_chance(out: str | Path | None) -> bool:
-    """Whether the chance level is added by default: to a new folder, and to a resumed run that has it."""
-    if out is None:
-        return False
-    if not (Path(out) / "run.json").is_file():
-        return True
-    columns = read_run(Path(out))["settings"].get("columns", [])
-    return any(method == CHANCE for method, *_ in columns)
