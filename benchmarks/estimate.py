@@ -29,9 +29,10 @@ from steadygaze.runs.cost.estimate import Estimate
 from steadygaze.runs.cost.stress import estimate_stress
 from steadygaze.runs.cost.train import estimate_train
 from steadygaze.runs.cost.verify import estimate_verify
+from steadygaze.runs.request import VerifyRequest
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.stress import StressRequest, prepare_stress, run_stress
-from steadygaze.runs.verify import VerifyRequest, prepare_verify, run_verify
+from steadygaze.runs.verify import prepare_verify, run_verify
 from steadygaze.training.recipe import make_recipe
 
 GOAL = 0.25

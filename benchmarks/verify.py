@@ -38,7 +38,8 @@ from steadygaze.faithfulness import Batch, evaluate
 from steadygaze.faithfulness.inputs import RATIOS
 from steadygaze.faithfulness.removal import NAMES
 from steadygaze.runs.loop import Pace
-from steadygaze.runs.verify import VerifyRequest, prepare_verify, run_verify
+from steadygaze.runs.request import VerifyRequest
+from steadygaze.runs.verify import prepare_verify, run_verify
 
 GOAL = 10.5
 

@@ -15,8 +15,9 @@ from helpers.runs import Page, image_folder
 from steadygaze.cli import app
 from steadygaze.report import charts as svg
 from steadygaze.report.pages import write_report
+from steadygaze.runs.request import VerifyRequest
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.verify import VerifyRequest, run_verify
+from steadygaze.runs.verify import run_verify
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,11 @@ from steadygaze.cli import app
 from steadygaze.runs.cost.train import estimate_train
 from steadygaze.runs.cost.verify import estimate_verify
 from steadygaze.runs.plan import DEFAULT_METRICS
+from steadygaze.runs.request import VerifyRequest
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.store import row_line
 from steadygaze.runs.stress import StressRequest, prepare_stress, run_stress
-from steadygaze.runs.verify import VerifyRequest, prepare_verify, run_verify
+from steadygaze.runs.verify import prepare_verify, run_verify
 from steadygaze.training.recipe import make_recipe
 
 FILES = ("state.pt", "model.safetensors")  # of a training

@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from helpers.runs import image_folder
 from steadygaze.cli import app
+from steadygaze.runs.request import VerifyRequest
 from steadygaze.runs.stress import StressRequest, prepare_stress, run_stress
-from steadygaze.runs.verify import VerifyRequest, prepare_verify, run_verify
+from steadygaze.runs.verify import prepare_verify, run_verify
 
 SECRET = "a secret outside of the folder"
 CASES = 300
@@ -207,7 +208,6 @@ def test_a_changed_file_is_read_or_refused_in_words(number, runs, side, monkeypa
     command = chance.choice(COMMANDS[kind])
     if command != "resume":
         monkeypatch.setattr("steadygaze.loading.load.load_model", forbidden)
-        monkeypatch.setattr("steadygaze.runs.request.load_model", forbidden)
 
     def hang(*_):
         raise AssertionError(f"{command} hangs: {change.__name__} of {file}")

@@ -19,8 +19,7 @@ from steadygaze.faithfulness.evaluate import evaluate
 from steadygaze.faithfulness.inputs import Batch
 from steadygaze.faithfulness.sanity import agreement
 from steadygaze.report.pages import write_report
-from steadygaze.runs import store
-from steadygaze.runs import verify as maps
+from steadygaze.runs import maps, store
 from steadygaze.runs import verify as request
 from steadygaze.runs.plan import choose, make_plan, with_start_layers
 from steadygaze.runs.rows import Rows
@@ -426,7 +425,7 @@ def test_wrong_words_stop_before_anything_is_written(data, tmp_path, words, says
 
 def test_a_method_that_the_model_cannot_serve(tmp_path, data, monkeypatch):
     monkeypatch.setattr(
-        "steadygaze.runs.verify.unavailable",
+        "steadygaze.runs.plan.unavailable",
         lambda m, vit: "it has windows" if m.name == "rollout" else "",
     )
     text = cli(

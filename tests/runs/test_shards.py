@@ -10,11 +10,12 @@ import torch
 import steadygaze as sg
 from helpers.runs import image_folder, rows_of
 from steadygaze.runs.loop import Run
+from steadygaze.runs.request import VerifyRequest
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.shards import Shard, World, parse_shard
 from steadygaze.runs.store import prepare
 from steadygaze.runs.stress import StressRequest, run_stress
-from steadygaze.runs.verify import VerifyRequest, run_verify
+from steadygaze.runs.verify import run_verify
 
 SETTINGS = {"data": "d", "seed": 0, "versions": {}}
 

@@ -13,9 +13,10 @@ import steadygaze as sg
 from helpers.runs import thousand
 from helpers.shards import parquet, png, samples, shards, write_tar
 from steadygaze.cli import app
+from steadygaze.runs.request import VerifyRequest
 from steadygaze.runs.shards import World
 from steadygaze.runs.stress import StressRequest, run_stress
-from steadygaze.runs.verify import VerifyRequest, run_verify
+from steadygaze.runs.verify import run_verify
 
 
 def verify_request(data, out=None, **more) -> VerifyRequest:

@@ -31,9 +31,7 @@ from steadygaze.runs.request import (
     options_of,
 )
 
-LOADING: dict[
-    str, Any
-] = {  # options of `load_model` that are not fields of a request, with their declarations
+LOADING: dict[str, Any] = {  # options of `load_model` that are not fields of a request
     "image_size": options.ImageSize,
     "mean": options.Mean,
     "std": options.Std,
