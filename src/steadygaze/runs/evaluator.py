@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from steadygaze.data.preprocess import Preprocess
@@ -57,31 +57,6 @@ class Measurement:
     details: np.ndarray | Sequence[np.ndarray] | None = None
     flags: dict[int, str] = field(default_factory=dict)
     note: str = ""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Images under one condition: views (B, V, 3, H, W), normalized. label_maps: (B, H, W), of a
-    segmenter."""
-
-    images: Sequence[RunImage]
-    views: Float[Tensor, "b v c h w"]
-    label_maps: Int[Tensor, "b h w"] | UInt8[Tensor, "b h w"] | None = None
-
-    @property
-    def first(self) -> Float[Tensor, "b c h w"]:
-        """The first view, which most conditions have alone."""
-        return self.views[:, 0]
-
-    @property
-    def correct(self) -> list[tuple[int, ...]]:
-        """Every correct class of each image."""
-        return [image.labels for image in self.images]
-
-    @property
-    def labels(self) -> Int[Tensor, " b"]:
-        """The label of each image, the first of the correct classes."""
-        return torch.tensor([image.labels[0] for image in self.images], device=self.views.device)
 
 
 class Evaluator:

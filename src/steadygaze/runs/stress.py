@@ -1,28 +1,14 @@
-"""From image files (or pixels in memory) to what the model is shown: uint8, resized and cropped, before
-normalization. Runs in worker processes beside the model; a job is one batch of images under one condition.
+"""`stress`: how robust is a model to corruption, shift, attack and occlusion, and what does its attention do?
 
-The images of a stress run's data: labeled files of a folder or a stream, or batches in memory.
-
-The model of a stress run: from pixels to predictions, and from predictions to measurements.
-
-The clean images, which every run over data measures, and what all predictions have: calibration, and the
-table and chart of every setting that is part of no series.
-
-From the names and options that a user gives to suites, checked.
-
-The jobs of a stress run, each a batch of images under one condition, and the settings that define them.
-
-A stress run: what it is given, checked as a whole before anything is written, then executed.
-
-`stress`: how robust is a model to corruption, shift, attack and occlusion, and what does its attention
-do?
+The names and options of suites are checked as a whole before anything is written. A job is a batch of images
+under one condition.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +23,7 @@ from steadygaze.errors import DamagedDataWarning, InputError, UnknownNameError, 
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.results.manifest import versions
-from steadygaze.runs.evaluator import Batch, Evaluator, class_count
+from steadygaze.runs.evaluator import Evaluator, class_count
 from steadygaze.runs.loop import Pace, Run, at_once, default_num_workers, owned_images, total_work
 from steadygaze.runs.prepare import (
     Normalization,
@@ -53,9 +39,9 @@ from steadygaze.runs.samples import SettingSampler
 from steadygaze.runs.settings import CLEAN, Condition, quantity_record
 from steadygaze.runs.shards import World
 from steadygaze.runs.source import (
+    Batch,
     FolderData,
     ImageLoader,
-    MadeImages,
     MemoryData,
     RunImage,
     StreamData,
@@ -325,11 +311,10 @@ class PreparedStress:
         sets = total_work(set_jobs(self.image_sets, self.request.batch_size), world)
         return None if images is None else images * views + sets
 
-    def compute(self, job: StressJob, made: MadeImages) -> Iterable[Row]:
+    def compute(self, job: StressJob, made: Batch) -> Iterable[Row]:
         """The rows of one job."""
         assert job.condition is not None
-        views = self._views(job.condition, made)
-        batch = Batch(made.images, views, made.label_maps)
+        batch = replace(made, views=self._views(job.condition, made))
         suite = self.suites[job.condition.suite]
         if not job.keys:
             suite.reference(self.evaluator, job.set_name, batch)
@@ -337,7 +322,7 @@ class PreparedStress:
         measurements = suite.measure(self.evaluator, job.condition, batch)
         return self.evaluator.rows(measurements, made.images, self.identity)
 
-    def _views(self, condition: Condition, made: MadeImages) -> torch.Tensor:
+    def _views(self, condition: Condition, made: Batch) -> torch.Tensor:
         given = self.loader.given
         if given and condition.unchanged:
             images = torch.stack([given[image.name] for image in made.images])[:, None]

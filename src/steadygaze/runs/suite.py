@@ -28,7 +28,7 @@ from steadygaze.notebook import Listing
 from steadygaze.registry import Registry
 from steadygaze.robustness.calibration import BINS
 from steadygaze.runs.card import Card, SuiteResults
-from steadygaze.runs.evaluator import Batch, Evaluator, Measurement
+from steadygaze.runs.evaluator import Evaluator, Measurement
 from steadygaze.runs.settings import (
     CLEAN,
     CONFIDENCE,
@@ -44,7 +44,7 @@ from steadygaze.runs.settings import (
     Views,
     bar,
 )
-from steadygaze.runs.source import ImageView, RunImage
+from steadygaze.runs.source import Batch, ImageView, RunImage
 from steadygaze.runs.statistics import draws
 from steadygaze.target import Outputs, task_of_outputs
 

@@ -1,22 +1,10 @@
-"""Attribution maps for a run: a broken map is flagged and does not stop the run or spoil the other maps.
+"""`verify`: how faithful are the maps of these methods, on this model and this data?
 
-What a run computes: columns (a method with the score it explains) and the maps behind them, each computed
-once.
-
-The images of a `verify` run as jobs of the loop: files of a folder or a stream, or batches in memory.
-
-The rows of a batch, as they become known: maps of every column, measured by every metric.
-
-Methods that share passes are explained together (a part). Their maps are then measured a few at a time, so
-that rows are on the disk soon after their map is made; metrics that compare maps or run the methods again
-follow when all parts are done. What is measured together depends on the plan and the device only, never on
-what was done before: the rows of a resumed batch are those of an undisturbed one.
-
-Maps that a `verify` run is given or keeps: where they are, and whether there is one for each image.
-
-A `verify` run: what it is given, checked as a whole before anything is written, then executed.
-
-`verify`: how faithful are the maps of these methods, on this model and this data?
+A request is checked as a whole before anything is written, then executed. Methods that share passes are
+explained together (a part). Their maps are then measured a few at a time, so that rows are on the disk soon
+after their map is made; metrics that compare maps or run the methods again follow when all parts are done.
+What is measured together depends on the plan and the device only, never on what was done before: the rows of
+a resumed batch are those of an undisturbed one.
 """
 
 from __future__ import annotations
@@ -25,11 +13,11 @@ import functools
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -88,62 +76,10 @@ if TYPE_CHECKING:
     from steadygaze.runs.request import Target
 
 
-class ImageSource(Protocol):
-    """Where the images of a run come from; also the `Loader` of its jobs."""
-
-    @property
-    def count(self) -> int | None:
-        """The number of images; None if unknown."""
-        ...
-
-    def work(self, world: World) -> int | None:
-        """The number of images that this process computes; None if unknown."""
-        ...
-
-    @property
-    def damaged(self) -> list[str]:
-        """What could not be read whole, with reasons: shards of a stream."""
-        ...
-
-    def jobs(self, keys: tuple[RowKey, ...]) -> Iterator[Iterable[Any]]:
-        """Groups of jobs; each group is executed before the next is made. A group that is an iterator is
-        read as it is executed.
-        """
-        ...
-
-    def position(self, image: str) -> int:
-        """The position of an image in the data, by name."""
-        ...
-
-    def load(self, job: Any) -> Inputs[Batch]: ...
-
-    def readable(self, job: Any, image: str) -> bool: ...
-
-    def content(self, job: Any, image: str) -> str: ...
-
-    def again(self, images: Sequence[str]) -> Iterator[Batch]:
-        """These images once more, each as a batch of one; nothing if the data cannot be read twice."""
-        ...
-
-
-# -- files
-# -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FilesJob(Job):
-    """A batch of image files."""
-
-    items: tuple[Item, ...] = ()
-
-    def item(self, image: str) -> Item:
-        """The file of an image."""
-        return self.items[self.images.index(image)]
-
-
 @dataclass(frozen=True)
 class FilesSource:
-    """Labeled images of a folder or a stream, with masks if they are needed."""
+    """Labeled images of a folder or a stream, with masks if they are needed; also the `Loader` of its jobs,
+    whose payload is a tuple of `Item`."""
 
     images: LabeledImages | ImageStream
     loaded: LoadedModel
@@ -160,22 +96,22 @@ class FilesSource:
     def damaged(self) -> list[str]:
         return self.images.damaged if isinstance(self.images, ImageStream) else []
 
-    def jobs(self, keys: tuple[RowKey, ...]) -> Iterator[Iterable[FilesJob]]:
+    def jobs(self, keys: tuple[RowKey, ...]) -> Iterator[Iterable[Job]]:
         if isinstance(self.images, ImageStream):
             yield self._jobs(read_ahead(self.images), keys)
         else:
             yield list(self._jobs(iter(self.images), keys))
 
-    def _jobs(self, items: Iterator[Item], keys: tuple[RowKey, ...]) -> Iterator[FilesJob]:
+    def _jobs(self, items: Iterator[Item], keys: tuple[RowKey, ...]) -> Iterator[Job]:
         batches = iter(lambda: tuple(islice(items, self.batch_size)), ())
         for number, batch in enumerate(batches):
-            yield FilesJob(tuple(item.name for item in batch), keys, batch=number, items=batch)
+            yield Job(tuple(item.name for item in batch), keys, batch=number, payload=batch)
 
     def position(self, image: str) -> int:
         return self.images.position(image)
 
-    def load(self, job: FilesJob) -> Inputs[Batch]:
-        return self._load(job.items)
+    def load(self, job: Job) -> Inputs[Batch]:
+        return self._load(job.payload)
 
     def _load(self, items: Sequence[Item]) -> Inputs[Batch]:
         read: dict[str, tuple[Item, Tensor, Tensor | None]] = {}
@@ -207,21 +143,25 @@ class FilesSource:
         mask = None if decode is None else preprocess.mask(read_mask(item, decode, image.size))
         return preprocess(image), mask
 
-    def readable(self, job: FilesJob, image: str) -> bool:
+    def readable(self, job: Job, image: str) -> bool:
         try:
-            self._read(job.item(image))
+            self._read(_item(job, image))
         except ImageError:
             return False
         return True
 
-    def content(self, job: FilesJob, image: str) -> str:
-        return source_hash(job.item(image).source)
+    def content(self, job: Job, image: str) -> str:
+        return source_hash(_item(job, image).source)
 
     def again(self, images: Sequence[str]) -> Iterator[Batch]:
         for item in self.images.find(images):
             batch = self._load([item]).data
             if batch is not None:
                 yield batch
+
+
+def _item(job: Job, image: str) -> Item:
+    return job.payload[job.images.index(image)]
 
 
 def open_images(
@@ -248,16 +188,9 @@ def open_images(
 # -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TensorsJob(Job):
-    """A batch in memory."""
-
-    tensors: TensorBatch | None = field(default=None, repr=False)
-
-
 @dataclass
 class MemorySource:
-    """Data in memory, read as it comes."""
+    """Data in memory, read as it comes; also the `Loader` of its jobs, whose payload is a `TensorBatch`."""
 
     data: InMemoryData
     normalization: Normalization
@@ -281,22 +214,21 @@ class MemorySource:
         """The first batch, which identifies the data in the settings of a run."""
         return next(self._batches)
 
-    def jobs(self, keys: tuple[RowKey, ...]) -> Iterator[Sequence[TensorsJob]]:
+    def jobs(self, keys: tuple[RowKey, ...]) -> Iterator[Sequence[Job]]:
         batch: TensorBatch | None = self.first
         del self.first  # each batch is freed when the next one is read
         for number in count():
             if batch is None:
                 return
-            yield [TensorsJob(batch.names, keys, batch=number, tensors=batch)]
+            yield [Job(batch.names, keys, batch=number, payload=batch)]
             batch = next(self._batches, None)
 
     def position(self, image: str) -> int:
         return int(image)
 
-    def load(self, job: TensorsJob) -> Inputs[Batch]:
-        assert job.tensors is not None
-        hashes = (tensor_hash(image) for image in job.tensors.images)
-        return Inputs(self._batch(job.tensors), dict(zip(job.images, hashes, strict=True)))
+    def load(self, job: Job) -> Inputs[Batch]:
+        hashes = (tensor_hash(image) for image in job.payload.images)
+        return Inputs(self._batch(job.payload), dict(zip(job.images, hashes, strict=True)))
 
     def _batch(self, tensors: TensorBatch) -> Batch:
         return Batch(
@@ -308,12 +240,11 @@ class MemorySource:
             tensors.names,
         )
 
-    def readable(self, job: TensorsJob, image: str) -> bool:
+    def readable(self, job: Job, image: str) -> bool:
         return True
 
-    def content(self, job: TensorsJob, image: str) -> str:
-        assert job.tensors is not None
-        return tensor_hash(job.tensors.images[job.images.index(image)])
+    def content(self, job: Job, image: str) -> str:
+        return tensor_hash(job.payload.images[job.images.index(image)])
 
     def again(self, images: Sequence[str]) -> Iterator[Batch]:
         if not self.data.rereadable:
@@ -545,7 +476,7 @@ def check_complete(plan: Plan, source: FilesSource, target: object) -> None:
     images = {item.name: item for item in source.images}
     for method in plan.stored:
         missing = [image for image in images if not method.source.has(method.maps, image)]
-        if any(source.readable(FilesJob((one,), (), items=(images[one],)), one) for one in missing):
+        if any(source.readable(Job((one,), (), payload=(images[one],)), one) for one in missing):
             unknown = method.source.images - set(images)
             raise InputError(missing_message(method.maps, missing, len(images), unknown))
         unread = set(missing)
@@ -569,7 +500,7 @@ class PreparedVerify:
     vit: ViT
     loaded: LoadedModel | None
     plan: Plan
-    source: ImageSource
+    source: FilesSource | MemorySource
     target_of: TargetOf
     identity: dict[str, str]
     settings: dict[str, Any]
@@ -826,7 +757,7 @@ def _target_text(target: str | int | Tensor) -> str:
     return str(target)
 
 
-def _target_function(target: str | int | Tensor, source: ImageSource) -> TargetOf:
+def _target_function(target: str | int | Tensor, source: FilesSource | MemorySource) -> TargetOf:
     """From a batch to the classes that are explained, (B,)."""
     if target == "label":
         return lambda batch, forward: batch.labels

@@ -31,7 +31,7 @@ from steadygaze.runs.rows import STRESS, RowKey
 from steadygaze.runs.samples import MOST
 from steadygaze.runs.settings import Condition
 from steadygaze.runs.shards import World
-from steadygaze.runs.source import ImageView, MadeImages, MemoryData, StreamData, StressJob
+from steadygaze.runs.source import Batch, ImageView, MemoryData, StreamData, StressJob
 from steadygaze.runs.store import row_line
 from steadygaze.runs.stress import PreparedStress, StressRequest, prepare_stress
 
@@ -211,11 +211,11 @@ class _Pieces:
         samples = sample_jobs(jobs, self.prepared.loader.load)
         pairs = [(job, inputs.data) for job, inputs in samples if inputs.data is not None]
 
-        def inputs(number: int, images: int) -> tuple[StressJob, MadeImages]:
+        def inputs(number: int, images: int) -> tuple[StressJob, Batch]:
             job, one = pairs[number % len(pairs)]
             return job, first_images(one, images)
 
-        def run(pair: tuple[StressJob, MadeImages]) -> None:
+        def run(pair: tuple[StressJob, Batch]) -> None:
             list(self.prepared.compute(*pair))
 
         cost = meter.cost(inputs, run, min(len(one.images) for _, one in pairs))
@@ -243,7 +243,7 @@ class _Pieces:
             conditions.seconds + each * maps.seconds,
         )
 
-    def _measure_rows(self, job: StressJob, made: MadeImages, jobs: list[StressJob]) -> None:
+    def _measure_rows(self, job: StressJob, made: Batch, jobs: list[StressJob]) -> None:
         if not job.keys:
             return
         sizes: dict[tuple[str, str], float] = {}
@@ -260,7 +260,7 @@ class _Pieces:
                     self._row_bytes[key] = sizes[own, metric.name] + len(setting.label.encode())
 
 
-def first_images(made: MadeImages, images: int) -> MadeImages:
+def first_images(made: Batch, images: int) -> Batch:
     """The first of the images that a worker made."""
     maps = None if made.label_maps is None else made.label_maps[:images]
-    return MadeImages(made.images[:images], made.views[:images], maps)
+    return Batch(made.images[:images], made.views[:images], maps)

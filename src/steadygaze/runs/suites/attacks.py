@@ -13,8 +13,9 @@ from typing import Any
 from steadygaze.errors import InputError
 from steadygaze.robustness.attacks import budget, fgsm, pgd
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Batch, Evaluator, Measurement
+from steadygaze.runs.evaluator import Evaluator, Measurement
 from steadygaze.runs.settings import CLEAN, TOP1, Condition, Figure, Line, LineChart, Setting
+from steadygaze.runs.source import Batch
 from steadygaze.runs.suite import Option, Suite, register_suite
 from steadygaze.runs.suites.corruptions import split_words
 

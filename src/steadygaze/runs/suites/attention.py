@@ -24,7 +24,7 @@ from steadygaze.errors import MethodUnavailableError
 from steadygaze.quantity import Quantity
 from steadygaze.robustness import attention as measures
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Batch, Evaluator, Measurement
+from steadygaze.runs.evaluator import Evaluator, Measurement
 from steadygaze.runs.settings import (
     CLEAN,
     FADED,
@@ -38,7 +38,7 @@ from steadygaze.runs.settings import (
     Table,
     Views,
 )
-from steadygaze.runs.source import ImageView
+from steadygaze.runs.source import Batch, ImageView
 from steadygaze.runs.suite import Suite, register_suite
 from steadygaze.runs.suites.corruptions import CORRUPTION_OPTIONS, corrupted, sample_settings
 

@@ -23,9 +23,9 @@ from steadygaze.data.images import names_hash, read_image
 from steadygaze.errors import InputError
 from steadygaze.robustness.cue_conflict import group_decisions
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Batch, Evaluator, Measurement, broken_rows
+from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
 from steadygaze.runs.settings import Accuracy, BarChart, Condition, Figure, Number, Score, Setting, Table, bar
-from steadygaze.runs.source import RunImage
+from steadygaze.runs.source import Batch, RunImage
 from steadygaze.runs.statistics import draws
 from steadygaze.runs.suite import ImageSet, Suite, register_suite
 from steadygaze.runs.suites.shift import PARTIAL

@@ -29,9 +29,9 @@ from steadygaze.data.images import names_hash
 from steadygaze.errors import InputError
 from steadygaze.robustness.neighbors import METRICS, features, knn_predict
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Batch, Evaluator, Measurement, broken_rows
+from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
 from steadygaze.runs.settings import Accuracy, BarChart, Condition, Figure, Setting, Table, accuracy, bar
-from steadygaze.runs.source import RunImage
+from steadygaze.runs.source import Batch, RunImage
 from steadygaze.runs.suite import ImageSet, Option, Suite, register_suite
 from steadygaze.runs.suites.shift import PARTIAL
 

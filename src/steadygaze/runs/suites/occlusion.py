@@ -18,9 +18,10 @@ from steadygaze.errors import MethodUnavailableError
 from steadygaze.methods.registry import DEFAULT, parse_method, unavailable
 from steadygaze.robustness.occlusion import SHARES, center_square, random_drop, salient_drop
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Batch, Evaluator, Measurement
+from steadygaze.runs.evaluator import Evaluator, Measurement
 from steadygaze.runs.maps import maps_of
 from steadygaze.runs.settings import Condition, Figure, Line, LineChart, Setting, Table, share
+from steadygaze.runs.source import Batch
 from steadygaze.runs.suite import Option, Suite, register_suite
 from steadygaze.vit.clean_forward import CleanForward
 

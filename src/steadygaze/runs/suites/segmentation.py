@@ -40,7 +40,7 @@ from steadygaze.errors import InputError
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.segmentation import CITYSCAPES_C, NOISE, label_map, mean_miou, retention
 from steadygaze.runs.card import Card, Details
-from steadygaze.runs.evaluator import BROKEN_LOGITS, Batch, Evaluator, Measurement
+from steadygaze.runs.evaluator import BROKEN_LOGITS, Evaluator, Measurement
 from steadygaze.runs.settings import (
     CLEAN,
     Condition,
@@ -52,7 +52,7 @@ from steadygaze.runs.settings import (
     Views,
     share,
 )
-from steadygaze.runs.source import ImageView
+from steadygaze.runs.source import Batch, ImageView
 from steadygaze.runs.statistics import draws, plural
 from steadygaze.runs.suite import Suite, register_suite
 from steadygaze.runs.suites.corruptions import (

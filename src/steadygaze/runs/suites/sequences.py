@@ -23,9 +23,9 @@ from steadygaze.robustness.corruptions.corrupt import check_settings
 from steadygaze.robustness.scores import ALEXNET_FLIPS, flip_probability, top5_distance
 from steadygaze.robustness.sequences import SETTINGS, sequence
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Batch, Evaluator, Measurement, broken_rows
+from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
 from steadygaze.runs.settings import BarChart, Condition, Figure, Score, Setting, Table, Views, bar, share
-from steadygaze.runs.source import ImageView
+from steadygaze.runs.source import Batch, ImageView
 from steadygaze.runs.suite import Suite, register_suite
 
 FLIPS = share("flips", better="lower", summary="share of frames whose prediction changes")

@@ -24,7 +24,7 @@ from steadygaze.data.folders import Item
 from steadygaze.data.images import names_hash
 from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Batch, Evaluator, Measurement
+from steadygaze.runs.evaluator import Evaluator, Measurement
 from steadygaze.runs.settings import (
     CONFIDENCE,
     ECE,
@@ -40,7 +40,7 @@ from steadygaze.runs.settings import (
     bar,
     restricted,
 )
-from steadygaze.runs.source import ImageView, RunImage
+from steadygaze.runs.source import Batch, ImageView, RunImage
 from steadygaze.runs.suite import ImageSet, Option, Suite, register_suite
 from steadygaze.runs.suites import corruptions, sequences
 from steadygaze.runs.suites.sequences import FLIPS, TOP5_DISTANCE

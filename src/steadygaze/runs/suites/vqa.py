@@ -31,9 +31,9 @@ from steadygaze.questions.text import find_tokenizer
 from steadygaze.questions.vqa import answer_logits, answers_questions
 from steadygaze.robustness.vqa import vqa_accuracy
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Batch, Evaluator, Measurement, broken_rows
+from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
 from steadygaze.runs.settings import Condition, Figure, Score, Setting, Table, Views, share
-from steadygaze.runs.source import ImageView, RunImage
+from steadygaze.runs.source import Batch, ImageView, RunImage
 from steadygaze.runs.suite import ImageSet, Suite, register_suite
 from steadygaze.runs.suites.corruptions import (
     CORRUPTION_OPTIONS,
