@@ -34,10 +34,11 @@ from steadygaze.faithfulness.metric import METRICS
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.methods.registry import forward_passes
 from steadygaze.robustness.corruptions.corrupt import corrupt
-from steadygaze.runs.plan import DEFAULT_METRICS, SEARCHES, choose
+from steadygaze.runs.plan import SEARCHES, choose
+from steadygaze.runs.request import DEFAULT_METRICS, StressRequest
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.store import row_line
-from steadygaze.runs.stress import StressRequest, prepare_stress, run_stress
+from steadygaze.runs.stress import prepare_stress, run_stress
 
 SIDE, METHODS, CORRUPTIONS = 224, 40, 75
 CLEAN = ("top1", "top5", "confidence")  # of the clean image, in every run
@@ -180,7 +181,7 @@ def measure_rows(net: VisionTransformer, data: Path) -> float:
     metrics = [
         name for name, metric in METRICS.items() if not metric.needs_masks and not metric.needs_explain
     ]
-    rows = sg.verify(loaded(net), data, method="gae", metrics=metrics, limit=1)
+    rows = sg.verify(loaded(net), data, methods="gae", metrics=metrics, limit=1)
     sizes = {row["metric"]: len(row_line(row)) for row in rows}
     by_size: dict[int, list[str]] = {}
     for name, size in sizes.items():

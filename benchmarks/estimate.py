@@ -24,8 +24,9 @@ from rich.table import Table
 
 import steadygaze as sg
 from steadygaze.runs.estimate import Estimate, estimate_stress, estimate_train, estimate_verify
-from steadygaze.runs.stress import StressRequest, prepare_stress, run_stress
-from steadygaze.runs.verify import VerifyRequest, prepare_verify, run_verify
+from steadygaze.runs.request import StressRequest
+from steadygaze.runs.stress import prepare_stress, run_stress
+from steadygaze.runs.verify import prepare_verify, run_verify
 from steadygaze.training.recipe import make_recipe
 
 GOAL = 0.25
@@ -63,7 +64,7 @@ def timed(run: Callable[[], int]) -> Measured:
 
 
 def verify_case(name: str, model: str, data: Path, out: Path) -> tuple[Estimate, Measured]:
-    request = VerifyRequest(model=model, data=data, out=out, **VERIFY[name])
+    request = VerifyRequest(random=False, model=model, data=data, out=out, **VERIFY[name])
     found = estimate_verify(request)
     ready = prepare_verify(request)
     return found, timed(lambda: len(run_verify(request, prepared=ready)))

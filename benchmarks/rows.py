@@ -157,7 +157,7 @@ def write_verify(folder: Path, rows: int) -> None:
         "metrics": METRICS,
     }
     images = max(1, rows // (len(METHODS) * len(METRICS)))
-    write_run(folder, {**settings, "pictures": images}, verify_lines(images))
+    write_run(folder, {**settings, "images": images}, verify_lines(images))
 
 
 def verify_lines(images: int) -> Iterator[str]:
@@ -179,6 +179,8 @@ def verify_lines(images: int) -> Iterator[str]:
 
 def write_stress(folder: Path, rows: int, model: int) -> None:
     """A stress run of `rows` rows, setting by setting in batches of 64 images."""
+    from steadygaze.runs.settings import CLEAN, Setting
+
     settings = {
         "kind": "stress",
         "data": "synthetic",
@@ -186,10 +188,17 @@ def write_stress(folder: Path, rows: int, model: int) -> None:
         "suite": ["corruptions"],
         "corruptions": CORRUPTIONS,
         "severities": [1, 2, 3, 4, 5],
-        "conditions": [],
+        "conditions": [
+            CLEAN.record(),
+            *(
+                Setting("corruptions", name, severity, minor=True).record()
+                for name in CORRUPTIONS
+                for severity in (1, 2, 3, 4, 5)
+            ),
+        ],
     }
     images = max(1, rows // (len(SETTINGS) * len(STRESS_METRICS)))
-    write_run(folder, {**settings, "pictures": images}, stress_lines(images, model), f"synthetic{model}")
+    write_run(folder, {**settings, "images": images}, stress_lines(images, model), f"synthetic{model}")
 
 
 def stress_lines(images: int, model: int) -> Iterator[str]:

@@ -24,8 +24,9 @@ from safetensors.torch import save_file
 
 from benchmarks.loading import generated
 from steadygaze.runs.loop import Pace
+from steadygaze.runs.request import StressRequest
 from steadygaze.runs.shards import World
-from steadygaze.runs.stress import StressRequest, prepare_stress, run_stress
+from steadygaze.runs.stress import prepare_stress, run_stress
 
 
 def main() -> None:

@@ -38,7 +38,8 @@ from steadygaze.faithfulness import Batch, evaluate
 from steadygaze.faithfulness.inputs import RATIOS
 from steadygaze.faithfulness.removal import NAMES
 from steadygaze.runs.loop import Pace
-from steadygaze.runs.verify import VerifyRequest, prepare_verify, run_verify
+from steadygaze.runs.request import VerifyRequest
+from steadygaze.runs.verify import prepare_verify, run_verify
 
 GOAL = 10.5
 
@@ -126,6 +127,7 @@ def shares(name: str, images: int, workers: list[int]) -> Table:
         kinds = generated(root, images)
         for kind, count in product(kinds, workers):
             request = VerifyRequest(
+                random=False,
                 model=name,
                 checkpoint=root / "random.safetensors",
                 data=kinds[kind],

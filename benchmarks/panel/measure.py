@@ -72,4 +72,4 @@ def is_complete(folder: Path, settings: dict[str, object]) -> bool:
     counts = Counter((row["method"], row["metric"]) for row in sg.Rows.read(folder))
     columns, metrics = settings["columns"], settings["metrics"]
     assert isinstance(columns, list) and isinstance(metrics, list)
-    return len(counts) == len(columns) * len(metrics) and min(counts.values()) == settings["pictures"]
+    return len(counts) == len(columns) * len(metrics) and min(counts.values()) == settings["images"]

@@ -190,7 +190,7 @@ class _Quantity(_Record):
 
 class _ImageSet(_Record):
     name: str
-    pictures: Count
+    images: Count
     hash: str = ""
 
 
@@ -205,8 +205,8 @@ class Settings(_Record):
     data: str = ""
     checkpoint: str | None = None
     preprocessing: dict[str, Any] = {}
-    pictures: Count | None = None
-    pictures_hash: str | None = None
+    images: Count | None = None
+    images_hash: str | None = None
     layout: str | None = None
     limit: Count | None = None
     batch: Count | None = None
@@ -218,7 +218,7 @@ class Settings(_Record):
     ratios: list[Number] | None = None
     columns: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = []
     suite: list[str] = []
-    conditions: list[_Condition | str] = []
+    conditions: list[_Condition] = []
     quantities: list[_Quantity] = []
     corruptions: list[str] = []
     severities: list[Count] = []

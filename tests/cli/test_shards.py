@@ -14,7 +14,7 @@ from steadygaze.cli import app
 MODEL = ("--model", "embedded")
 COMMANDS = {
     "verify": ("--methods", "rollout", "--ratios", "0.5"),
-    "stress": ("--suite", "corruptions", "--corruptions", "fog", "--severities", 1, "--num-workers", 0),
+    "stress": ("--suites", "corruptions", "--corruptions", "fog", "--severities", 1, "--num-workers", 0),
 }
 
 

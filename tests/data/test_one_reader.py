@@ -102,7 +102,7 @@ def test_every_entrance_reads_the_same_pixels(file, seen, tmp_path):
     check("page")
     data = ["--data", str(file.parents[1])]
     done = CliRunner().invoke(
-        app, ["verify", *data, *model, "--method", "ixg", "--out", str(tmp_path / "run")]
+        app, ["verify", *data, *model, "--methods", "ixg", "--out", str(tmp_path / "run")]
     )
     assert done.exit_code == 0, done.output
     check("verify")

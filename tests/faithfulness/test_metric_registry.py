@@ -63,7 +63,7 @@ def test_a_metric_from_outside_is_listed_and_measured(sparseness):
     assert info.label == "Gini sparseness" and info.summary.startswith("Gini coefficient")
     model = sg.load_model("embedded")
     data = [(torch.rand(3, 3, 32, 32), torch.tensor([3, 5, 1]))]
-    rows = sg.verify(model, data, method="gaze", metric="sparseness")
+    rows = sg.verify(model, data, methods="gaze", metrics="sparseness")
     maps = sg.explain(model.model, data[0][0], target=data[0][1], method="gaze").scores.abs().flatten(1)
     for row, scores in zip(rows, maps, strict=True):
         differences = (scores[:, None] - scores).abs().sum()

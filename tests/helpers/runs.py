@@ -12,8 +12,9 @@ from steadygaze.cli import app
 from steadygaze.data.datasets.imagenet import COMMON
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.loading.loaded import LoadedModel
+from steadygaze.runs.request import StressRequest
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress import StressRequest
+from steadygaze.runs.settings import CLEAN, Setting
 
 
 def image_folder(folder: Path) -> Path:
@@ -62,19 +63,20 @@ def made_up(names=COMMON, images=9, classes=1000, seed=0, severities=(1, 2, 3, 4
     """Rows of a run that nobody ran."""
     rng = np.random.default_rng(seed)
     rows = []
-    for setting in ["clean", *(f"{n}/{s}" for n in names for s in severities)]:
+    settings = [CLEAN, *(Setting("corruptions", n, s, minor=True) for n in names for s in severities)]
+    for setting in settings:
         for i in range(images):
             facts = {
                 "model": model,
                 "weights": "w" + model,
-                "setting": setting,
+                "setting": setting.label,
                 "image": f"c{i % 3}/{i}",
                 "seed": seed,
             }
             right, sure = int(rng.random() < 0.6), round(float(rng.random()), 4)
             rows.append({**facts, "metric": "top1", "value": right, "detail": [i % 3, i % 3 if right else 9]})
             rows.append({**facts, "metric": "confidence", "value": sure})
-    settings = {
+    facts = {
         "kind": "stress",
         "model": model,
         "weights": "w" + model,
@@ -85,9 +87,9 @@ def made_up(names=COMMON, images=9, classes=1000, seed=0, severities=(1, 2, 3, 4
         "suite": ["corruptions"],
         "corruptions": list(names),
         "severities": list(severities),
-        "conditions": [],
+        "conditions": [setting.record() for setting in settings],
     }
-    return Rows([{"settings": settings, "about": {}}], rows)
+    return Rows([{"settings": facts, "about": {}}], rows)
 
 
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)

@@ -97,7 +97,7 @@ def test_verify_and_stress_take_a_model_with_modules() -> None:
     found = sg.stress(
         model,
         [(images, labels)],
-        suite=["occlusion", "attention", "attacks"],
+        suites=["occlusion", "attention", "attacks"],
         mean=(0.5,) * 3,
         std=(0.5,) * 3,
     ).to_pandas()

@@ -15,9 +15,10 @@ from helpers.runs import Page, image_folder
 from steadygaze.cli import app
 from steadygaze.report import charts as svg
 from steadygaze.report.pages import write_report
+from steadygaze.runs.request import VerifyRequest
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.suite import Line, LineChart
-from steadygaze.runs.verify import VerifyRequest, run_verify
+from steadygaze.runs.settings import Line, LineChart
+from steadygaze.runs.verify import run_verify
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +26,14 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     data = image_folder(folder / "data")
     ask = VerifyRequest(
+        random=False,
         model="embedded",
         data=data,
         out=folder / "run",
         methods=["gaze", "rollout", "ixg"],
         limit=9,
         batch_size=3,
-        scores=["logit", "log_odds"],
+        score=["logit", "log_odds"],
         ratios=[0.2, 0.5, 0.8],
         command="steadygaze verify --model embedded <&>",
     )
@@ -88,7 +90,6 @@ def test_the_report_needs_neither_model_nor_data(run, tmp_path, monkeypatch):
 
 
 def test_a_run_without_samples_is_reported_without_images(run, tmp_path):
-    """As runs of the first version."""
     copy = copied(run, tmp_path / "run")
     text = write_report([copy], repeats=50)[0].read_text()
     assert "Images are left out" in text and "data:image/jpeg" not in text
@@ -180,11 +181,11 @@ def copied(run, folder, rows=lambda row: row, **settings):
         ({"preprocessing": {"crop_pct": "1.0"}}, lambda row: row, "preprocessing crop_pct 1.0"),
         ({"weights": "0123"}, lambda row: {**row, "weights": "0123"}, "weights 0123"),
         (
-            {"pictures_hash": "0123"},
+            {"images_hash": "0123"},
             lambda row: {**row, "image": "other/" + row["image"]},
             "images of other",
         ),
-        ({"pictures_hash": "0123"}, lambda row: {**row, "content": "0123"}, "images of other"),
+        ({"images_hash": "0123"}, lambda row: {**row, "content": "0123"}, "images of other"),
         ({}, lambda row: {**row, "content": "0123"}, "images of other"),
     ],
 )
@@ -200,7 +201,7 @@ def test_runs_that_were_not_measured_alike_are_not_mixed(run, tmp_path, settings
 def test_more_methods_and_a_smaller_sample_of_the_same_images_are_one_table(run, tmp_path):
     names = sorted({row["image"] for row in Rows.read(run)})
     rows = lambda row: {**row, "method": "alti"} if row["image"] in names[:4] else None  # noqa: E731
-    some = copied(run, tmp_path / "some", rows, pictures_hash="0123")
+    some = copied(run, tmp_path / "some", rows, images_hash="0123")
     (section,) = Rows.read(run, some).table(repeats=50).sections
     assert not section.variant and len(section.names) == len(names)
     assert {cell.images for (_, line), cell in section.cells.items() if line[0] == "alti"} == {4}
@@ -208,6 +209,7 @@ def test_more_methods_and_a_smaller_sample_of_the_same_images_are_one_table(run,
 
 def test_the_start_layer_is_drawn(run, tmp_path):
     ask = VerifyRequest(
+        random=False,
         model="embedded",
         data=run.parent / "data",
         out=tmp_path / "run",

@@ -80,7 +80,7 @@ def test_broken_films(tmp_path):
 
 def test_flips_of_films(root, tmp_path):
     loaded = thousand()
-    rows = sg.stress(loaded, None, suite=f"shift:imagenet-p={root}", out=tmp_path / "run")
+    rows = sg.stress(loaded, None, suites=f"shift:imagenet-p={root}", out=tmp_path / "run")
     assert len(rows) == 10 * 2 * 2 and {r["setting"] for r in rows} == {
         f"imagenet-p/{kind}" for kind in PERTURBATIONS
     }
@@ -93,7 +93,7 @@ def test_flips_of_films(root, tmp_path):
         assert row["value"] == pytest.approx(wanted)
     scores = rows.cards(repeats=20)[0].scores
     assert "published videos" in scores["imagenet-p", "mfr"].note and scores["imagenet-p", "mfr"].images == 2
-    again = sg.stress(loaded, None, suite=f"shift:imagenet-p={root}", out=tmp_path / "run")
+    again = sg.stress(loaded, None, suites=f"shift:imagenet-p={root}", out=tmp_path / "run")
     assert sorted(map(str, again)) == sorted(map(str, rows))
 
 

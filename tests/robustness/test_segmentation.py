@@ -377,10 +377,10 @@ def test_a_kind_of_model_or_label_that_does_not_fit_is_named():
     with pytest.raises(sg.InputError, match=r"expected classes 0..1, got 0..2"):
         sg.stress(Bright(), [(images, labels.masked_fill(labels == 1, 2))], **HOW)
     with pytest.raises(sg.InputError, match="Run it alone"):
-        sg.stress(Bright(), batches(), suite="segmentation,attacks")
+        sg.stress(Bright(), batches(), suites="segmentation,attacks")
     for form in ("tensor", "dict", "logits"):
         with pytest.raises(sg.UnsupportedModelError, match="suite segmentation"):
-            sg.stress(Bright(form), [(images, torch.zeros(3).long())], suite="corruptions")
+            sg.stress(Bright(form), [(images, torch.zeros(3).long())], suites="corruptions")
 
 
 # -- a run over a folder ---------------------------------------------------------------------------
@@ -403,13 +403,13 @@ def stress(trained, out: Path, **more):
 
 
 def test_a_folder_is_run_and_gone_on_with(trained, tmp_path):
-    whole = stress(trained, tmp_path / "whole", batch=4)
+    whole = stress(trained, tmp_path / "whole", batch_size=4)
     lines = (tmp_path / "whole" / "rows-00000.jsonl").read_text().splitlines(keepends=True)
     assert len(lines) == 6 * 3
     (tmp_path / "again").mkdir()
     (tmp_path / "again" / "run.json").write_text((tmp_path / "whole" / "run.json").read_text())
     (tmp_path / "again" / "rows-00000.jsonl").write_text("".join(lines[:7]) + lines[7][:9])
-    again = stress(trained, tmp_path / "again", batch=4, workers=1)
+    again = stress(trained, tmp_path / "again", batch_size=4, num_workers=1)
 
     def key(row):
         return row["image"], row["setting"]
@@ -461,7 +461,7 @@ def test_the_command_the_report_and_the_comparison(trained, tmp_path):
         str(run),
         "--data",
         str(data),
-        "--suite",
+        "--suites",
         "segmentation",
         "--corruptions",
         "fog,gaussian_noise",

@@ -8,9 +8,9 @@ import pytest
 import steadygaze as sg
 from helpers.runs import made_up
 from steadygaze.runs import rows as blocks
-from steadygaze.runs.evaluator import resampled_ece
 from steadygaze.runs.rows import CODED, Columns, Groups, Rows
 from steadygaze.runs.statistics import bootstrap, difference, mean_differences
+from steadygaze.runs.suite import resampled_ece
 
 SETTINGS = {"kind": "verify", "model": "m", "weights": "w", "data": "d", "seed": 0, "versions": {}}
 ROW = {

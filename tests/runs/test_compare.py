@@ -15,8 +15,9 @@ from steadygaze.cli import app
 from steadygaze.data.datasets.imagenet import COMMON
 from steadygaze.robustness import class_changes, mcnemar
 from steadygaze.runs.compare import compare
+from steadygaze.runs.request import StressRequest
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress import StressRequest, run_stress
+from steadygaze.runs.stress import run_stress
 
 
 def kept(rows: Rows, folder, change=lambda row: row):

@@ -13,9 +13,9 @@ from helpers.training import content
 from helpers.training import image_folder as training_image_folder
 from steadygaze.cli import app
 from steadygaze.runs.estimate import estimate_train, estimate_verify
-from steadygaze.runs.plan import DEFAULT_METRICS
-from steadygaze.runs.stress import StressRequest, run_stress
-from steadygaze.runs.verify import VerifyRequest, run_verify
+from steadygaze.runs.request import DEFAULT_METRICS, StressRequest, VerifyRequest
+from steadygaze.runs.stress import run_stress
+from steadygaze.runs.verify import run_verify
 from steadygaze.training.recipe import make_recipe
 
 
@@ -59,7 +59,7 @@ def test_verify_costs_what_was_estimated(
     )
     assert not any(tmp_path.iterdir())
     request = VerifyRequest(
-        model="embedded", data=data, limit=7, batch_size=4, methods=methods, metrics=metrics
+        random=False, model="embedded", data=data, limit=7, batch_size=4, methods=methods, metrics=metrics
     )
     rows = run_verify(request)
     assert (found["task"], found["images"], found["images_left"]) == ("verify", 7, 7)
@@ -188,4 +188,4 @@ def test_another_run_in_the_folder_is_refused(data: Path, tmp_path: Path) -> Non
     run(*command, "--methods", "gae")
     assert "other settings" in run(*command, "--methods", "rollout", "--dry-run", code=2)
     with pytest.raises(sg.InputError, match="expected data in a folder"):
-        estimate_verify(VerifyRequest(model="embedded", data=[]))
+        estimate_verify(VerifyRequest(random=False, model="embedded", data=[]))

@@ -61,7 +61,13 @@ def main(folder: Path, wanted_kills: int) -> None:
 
     def ask(out: Path) -> request.VerifyRequest:
         return request.VerifyRequest(
-            model="embedded", data=data, out=out, methods=["ixg", "rollout"], batch_size=2, ratios=[0.5, 0.9]
+            random=False,
+            model="embedded",
+            data=data,
+            out=out,
+            methods=["ixg", "rollout"],
+            batch_size=2,
+            ratios=[0.5, 0.9],
         )
 
     ready = request.prepare_verify(

@@ -206,7 +206,7 @@ def test_attributions_save_their_maps(model, tmp_path):
     assert set(tensors) == {"ixg@logit", "ixg@logit#scale"}
     kept = restored(tensors["ixg@logit"], tensors["ixg@logit#scale"])
     assert torch.allclose(kept, attribution.scores, rtol=1e-3, atol=1e-6)
-    assert len(sg.verify(model, batches(1), maps=tmp_path / "maps", metric="deletion_aopc")) == 3
+    assert len(sg.verify(model, batches(1), maps=tmp_path / "maps", metrics="deletion_aopc")) == 3
 
 
 def _refused(model, folder, words: str, **more):
@@ -237,7 +237,7 @@ def test_maps_that_cannot_be_measured_are_refused_in_words(model, tmp_path):
     _refused(model, write(next(folders), {"m": good, "m#scale": good[:, 0, 0].half()}), "factors in float32")
     twice = write(next(folders), {"m": good})
     write(twice, {"m": good}, "b")
-    assert len(sg.verify(model, batches(), maps=twice, metric="deletion_aopc")) == 6
+    assert len(sg.verify(model, batches(), maps=twice, metrics="deletion_aopc")) == 6
     write(twice, {"m": -good}, "b")
     _refused(model, twice, "two that differ.*Delete one")
     damaged = write(next(folders), {"m": good})

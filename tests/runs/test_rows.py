@@ -172,7 +172,7 @@ def test_done_knows_rows_by_key(tmp_path):
     assert [image for image in "abcd" if done.lacks(image, keys[:1])] == ["d"]
     assert done.unreadable == {}, "what could be read later is no longer unreadable"
     assert done.has(("b", *keys[0])) and not done.has(("b", *keys[1]))
-    assert done.content == {"c": "0123"}, "rows of the first version have no content"
+    assert done.content == {"c": "0123"}, "a row need not have a content"
 
 
 def test_rows_of_a_replaced_image_no_longer_count(tmp_path):

@@ -20,8 +20,9 @@ import steadygaze as sg
 from helpers.runs import image_folder
 from helpers.tiers import tiered
 from steadygaze.cli import app
-from steadygaze.runs.stress import StressRequest, prepare_stress, run_stress
-from steadygaze.runs.verify import VerifyRequest, prepare_verify, run_verify
+from steadygaze.runs.request import StressRequest, VerifyRequest
+from steadygaze.runs.stress import prepare_stress, run_stress
+from steadygaze.runs.verify import prepare_verify, run_verify
 
 SECRET = "a secret outside of the folder"
 CASES = 300
@@ -57,7 +58,7 @@ def runs(tmp_path_factory):
     data = image_folder(folder / "data")
     common = {"model": "embedded", "data": data, "limit": 3, "batch_size": 3}
     verify = VerifyRequest(
-        **common, out=folder / "side" / "verify", methods=["ixg", "rollout"], ratios=[0.5, 0.9]
+        random=False, **common, out=folder / "side" / "verify", methods=["ixg", "rollout"], ratios=[0.5, 0.9]
     )
     options = {"corruptions": "fog", "severities": "1", "epsilons": "8/255", "pgd_steps": 1}
     stress = StressRequest(
@@ -208,7 +209,6 @@ def test_a_changed_file_is_read_or_refused_in_words(number, runs, side, monkeypa
     command = chance.choice(COMMANDS[kind])
     if command != "resume":
         monkeypatch.setattr("steadygaze.loading.load.load_model", forbidden)
-        monkeypatch.setattr("steadygaze.runs.request.load_model", forbidden)
 
     def hang(*_):
         raise AssertionError(f"{command} hangs: {change.__name__} of {file}")

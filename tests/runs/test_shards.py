@@ -11,11 +11,12 @@ import steadygaze as sg
 from helpers.runs import image_folder, rows_of
 from helpers.tiers import tiered
 from steadygaze.runs.loop import Run
+from steadygaze.runs.request import StressRequest, VerifyRequest
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.shards import Shard, World, parse_shard
 from steadygaze.runs.store import prepare
-from steadygaze.runs.stress import StressRequest, run_stress
-from steadygaze.runs.verify import VerifyRequest, run_verify
+from steadygaze.runs.stress import run_stress
+from steadygaze.runs.verify import run_verify
 
 SETTINGS = {"data": "d", "seed": 0, "versions": {}}
 

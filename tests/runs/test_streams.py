@@ -13,14 +13,15 @@ import steadygaze as sg
 from helpers.runs import thousand
 from helpers.shards import parquet, png, samples, shards, write_tar
 from steadygaze.cli import app
+from steadygaze.runs.request import StressRequest, VerifyRequest
 from steadygaze.runs.shards import World
-from steadygaze.runs.stress import StressRequest, run_stress
-from steadygaze.runs.verify import VerifyRequest, run_verify
+from steadygaze.runs.stress import run_stress
+from steadygaze.runs.verify import run_verify
 
 
 def verify_request(data, out=None, **more) -> VerifyRequest:
     given = {"model": thousand(), "methods": ["ixg"], "ratios": [0.5], "batch_size": 2, **more}
-    return VerifyRequest(data=data, out=out, **given)
+    return VerifyRequest(random=False, data=data, out=out, **given)
 
 
 def stress_request(data, out=None, **more) -> StressRequest:

@@ -137,7 +137,7 @@ def test_attacks_drops_and_attention_are_the_measures_themselves(run, data, load
 
 
 def test_sequences_are_flips_of_the_frames(data, loaded):
-    rows = sg.stress(loaded, data, suite="sequences", limit=1)
+    rows = sg.stress(loaded, data, suites="sequences", limit=1)
     name = next(iter(rows))["image"]
     whole = np.ascontiguousarray(loaded.preprocess.pixels(read_image(data / name), crop=False))
     frames = sequence(whole, "tilt", seed=image_seed(0, name), size=32)
@@ -290,7 +290,7 @@ def test_images_of_every_kind_and_broken_ones(tmp_path):
         "embedded",
         "--data",
         tmp_path / "data",
-        "--suite",
+        "--suites",
         "corruptions",
         "--corruptions",
         "fog",
@@ -328,7 +328,7 @@ def test_synthetic_images(tmp_path, loaded):
         Image.fromarray(rng.integers(0, 256, (50, 40, 3), dtype=np.uint8)).save(root / f"behind/{i}.png")
         lines.append(f"images/{i}.png,cat,masks/{i}.png")
     (root / "index.csv").write_text("\n".join(lines))
-    rows = sg.stress(loaded, root, suite="synthetic", backgrounds=root / "behind")
+    rows = sg.stress(loaded, root, suites="synthetic", backgrounds=root / "behind")
     settings = {r["setting"] for r in rows}
     assert (
         len(settings) == 1 + 25 + 18 + 8 + 2
@@ -337,13 +337,13 @@ def test_synthetic_images(tmp_path, loaded):
     card = rows.cards(repeats=20)[0]
     sizes = [card.numbers[s, "top1"].value for s in settings if s.startswith("size/")]
     assert card.scores["size", "top1"].value == pytest.approx(np.mean(sizes))
-    plain = sg.stress(loaded, root, suite="synthetic", limit=1)
+    plain = sg.stress(loaded, root, suites="synthetic", limit=1)
     assert (
         "background/swapped" not in {r["setting"] for r in plain}
         and "gray" in plain.runs[0]["settings"]["notes"][0]
     )
     with pytest.raises(sg.InputError, match="masks"):
-        sg.stress(loaded, image_folder(tmp_path / "plain"), suite="synthetic")
+        sg.stress(loaded, image_folder(tmp_path / "plain"), suites="synthetic")
 
 
 def test_shifts_in_their_published_layouts(tmp_path, data):
@@ -364,8 +364,8 @@ def test_shifts_in_their_published_layouts(tmp_path, data):
     Image.fromarray(np.full((32, 32, 3), 9, np.uint8)).save(clean / "x.png")
     suite = [f"shift:imagenet-r={tmp_path / 'r'}", f"shift:imagenet-c={tmp_path / 'c'}"]
     with pytest.raises(sg.InputError, match=r"lacks 197 of 200 class folders.*.*partial=True"):
-        sg.stress(thousand(), tmp_path / "clean", suite=suite)
-    rows = sg.stress(thousand(), tmp_path / "clean", suite=suite, partial=True)
+        sg.stress(thousand(), tmp_path / "clean", suites=suite)
+    rows = sg.stress(thousand(), tmp_path / "clean", suites=suite, partial=True)
     frame = rows.to_pandas()
     assert {"top1_of_200", "top5_of_200"} <= set(frame[frame["setting"] == "imagenet-r"]["metric"])
     assert set(frame[frame["setting"] == "imagenet-r"]["note"]) == {"art", "toy"}
@@ -378,10 +378,10 @@ def test_shifts_in_their_published_layouts(tmp_path, data):
     )
     assert card.numbers["imagenet-r", "top1"].note == "2 groups: art, toy"
     assert any("3 of 200" in note for note in rows.runs[0]["settings"]["notes"])
-    few = sg.stress(thousand(), None, suite=suite[1:], corruptions="fog", severities="2,4", partial=True)
+    few = sg.stress(thousand(), None, suites=suite[1:], corruptions="fog", severities="2,4", partial=True)
     assert {row["setting"] for row in few} == {"imagenet-c/fog/2", "imagenet-c/fog/4"}
     with pytest.raises(sg.InputError, match="they do not map"):
-        sg.stress(sg.load_model("embedded"), data, suite=suite, partial=True)
+        sg.stress(sg.load_model("embedded"), data, suites=suite, partial=True)
 
 
 # -- any classifier, in memory ---------------------------------------------------------------------
@@ -409,7 +409,7 @@ def test_a_cnn_in_memory(tmp_path):
     model = Small().train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     how = {
-        "suite": ["corruptions", "attacks", "occlusion"],
+        "suites": ["corruptions", "attacks", "occlusion"],
         "corruptions": "fog",
         "severities": [5],
         "epsilons": [8 / 255],
@@ -445,13 +445,13 @@ def test_a_cnn_in_memory(tmp_path):
         == 4
     )
     with pytest.raises(sg.MethodUnavailableError, match="Leave the suite attention out"):
-        sg.stress(model, batches(), suite="attention")
+        sg.stress(model, batches(), suites="attention")
 
 
 def test_few_classes_say_what_is_left_out():
     torch.manual_seed(0)
     data = [((torch.rand(2, 3, 16, 16) - 0.5) / 0.25, torch.tensor([0, 3]))]
-    rows = sg.stress(Small(4), data, suite="sequences", mean=MEAN, std=STD)
+    rows = sg.stress(Small(4), data, suites="sequences", mean=MEAN, std=STD)
     assert {r["metric"] for r in rows} == {"top1", "confidence", "flips"}
     assert len(rows.runs[0]["settings"]["notes"]) == 2
 
@@ -532,7 +532,7 @@ def test_bad_data_in_memory():
         ([(good[0], good[1] + 7)], {}, "0..6"),
         ([(good[0].to(torch.uint8), good[1])], {}, "floating point"),
         ([(good[0] * 9, good[1])], {}, r"expected \[0, 1\]"),
-        ([good], {"suite": "synthetic"}, "folder"),
+        ([good], {"suites": "synthetic"}, "folder"),
         ([good], {"mean": None}, "both or none"),
         ([good], {"limit": 0}, "limit"),
         ("nowhere", {}, "load_model"),
@@ -541,12 +541,12 @@ def test_bad_data_in_memory():
             sg.stress(
                 Small(),
                 data,
-                **{"suite": "corruptions", "corruptions": "fog", "mean": MEAN, "std": STD, **more},
+                **{"suites": "corruptions", "corruptions": "fog", "mean": MEAN, "std": STD, **more},
             )
 
 
 def test_bad_folders(tmp_path, data):
-    words = ["--model", "embedded", "--suite", "corruptions", "--out", tmp_path / "run"]
+    words = ["--model", "embedded", "--suites", "corruptions", "--out", tmp_path / "run"]
     assert "no such folder" in cli(*words, "--data", tmp_path / "nowhere", code=2)
     (tmp_path / "data" / "zebra").mkdir(parents=True)
     Image.new("RGB", (32, 32)).save(tmp_path / "data" / "zebra" / "a.png")
@@ -554,14 +554,14 @@ def test_bad_folders(tmp_path, data):
     assert "1, 2, 3, 4 or 5" in cli(*words, "--data", data, "--severities", "9", code=2)
     assert "8/255" in cli(*words, "--data", data, "--epsilons", "8", code=2)
     assert "Did you mean 'corruptions'" in cli(
-        "--model", "embedded", "--suite", "corruptoins", "--data", data, "--out", "x", code=2
+        "--model", "embedded", "--suites", "corruptoins", "--data", data, "--out", "x", code=2
     )
     with pytest.raises(sg.InputError, match="listed twice"):
         (tmp_path / "index.csv").write_text("image,label\ndata/zebra/a.png,cat\ndata/zebra/a.png,dog\n")
         prepare_stress(ask(tmp_path, tmp_path / "run"))
     missing = f"shift:imagenet-a={tmp_path / 'a'}"
     assert "does not exist" in cli(
-        "--model", "embedded", "--suite", missing, "--data", data, "--out", "x", code=2
+        "--model", "embedded", "--suites", missing, "--data", data, "--out", "x", code=2
     )
     assert "backgrounds" in cli(*words, "--data", data, "--backgrounds", data, code=2)
     assert not (tmp_path / "run").exists(), "something was written before the input was checked"

@@ -12,8 +12,9 @@ from steadygaze.cli import app
 from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS
 from steadygaze.report.pages import write_report
 from steadygaze.robustness import corruption_scores, reliability_of
+from steadygaze.runs.request import StressRequest
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress import StressRequest, run_stress
+from steadygaze.runs.stress import run_stress
 
 FEW = {"corruptions": "fog,jpeg_compression", "severities": "1,3", "epsilons": "8/255", "pgd_steps": 1}
 
@@ -111,7 +112,7 @@ def test_the_command_and_its_report(run, tmp_path):
     table = (tmp_path / "table.csv").read_text()
     assert "corruptions,mean_error," in table and "fog/3,top1," in table
     facts = json.loads((folder / "run.json").read_text())["settings"]
-    assert facts["weights"] in page.words and facts["pictures_hash"] in page.words
+    assert facts["weights"] in page.words and facts["images_hash"] in page.words
 
 
 def test_a_report_without_the_data(tmp_path):
@@ -130,7 +131,7 @@ def test_the_closing_tables(data, tmp_path):
         "embedded",
         "--data",
         str(data),
-        "--suite",
+        "--suites",
         "corruptions,attacks,occlusion,attention",
         "--corruptions",
         "fog",

@@ -109,7 +109,7 @@ def test_resume_report_and_comparison(data: Path, model: sg.LoadedModel, tmp_pat
 
 
 def test_the_command(data: Path, tmp_path: Path) -> None:
-    given = ["stress", "--model", "embedded", "--out", str(tmp_path / "run"), "--suite"]
+    given = ["stress", "--model", "embedded", "--out", str(tmp_path / "run"), "--suites"]
     done = CliRunner().invoke(app, [*given, f"cue_conflict:{data}", "--partial"])
     assert done.exit_code == 2 and "16 classes are groups of ImageNet's 1,000" in " ".join(
         done.output.split()

@@ -43,7 +43,7 @@ def frame_of(rows, metric):
 
 
 def test_rows_are_the_vote_of_the_nearest_images(root, loaded):
-    rows = sg.stress(loaded, None, suite=f"neighbors:own={root}", batch_size=5)
+    rows = sg.stress(loaded, None, suites=f"neighbors:own={root}", batch_size=5)
     sides = {}
     for side in ("train", "test"):
         files = sorted((root / side).rglob("*.png"))
@@ -62,9 +62,9 @@ def test_rows_are_the_vote_of_the_nearest_images(root, loaded):
         assert frame_of(rows, metric) == wanted
     assert {(r["setting"], r["note"]) for r in rows} == {("neighbors/own", "bank of 24 images")}
     (facts,) = rows.runs[0]["settings"]["neighbors"]
-    assert (facts["bank"], facts["pictures"], facts["classes"]) == (24, 12, 3)
+    assert (facts["bank"], facts["images"], facts["classes"]) == (24, 12, 3)
     two = f"neighbors:own={root / 'train'}={root / 'test'}"
-    assert [r["value"] for r in sg.stress(loaded, None, suite=two)] == [r["value"] for r in rows]
+    assert [r["value"] for r in sg.stress(loaded, None, suites=two)] == [r["value"] for r in rows]
 
 
 def test_part_of_it_goes_on_and_is_split(root, tmp_path):
@@ -100,7 +100,7 @@ def test_published_sets_by_name(tmp_path, root):
     plant(tmp_path / "inat", [f"{split}/{name}" for split in ("train_mini", "val") for name in SPECIES])
     names = {"cifar-100": python, "pneumonia": tmp_path / "xray", "inaturalist-2021-mini": tmp_path / "inat"}
     suite = ",".join(f"neighbors:{name}={folder}" for name, folder in names.items())
-    words = ["--model", "embedded", "--workers", 0, "--suite", suite, "--out", tmp_path / "run"]
+    words = ["--model", "embedded", "--workers", 0, "--suites", suite, "--out", tmp_path / "run"]
     assert "expected 5216 images" in cli(*words, code=2) and not (tmp_path / "run").exists()
     said = cli(*words, "--partial")
     assert "pneumonia: 4 of 5216 images" in said and "2 of 10000 species" in said and "knn1" in said
@@ -121,7 +121,7 @@ def test_beside_the_other_suites_and_compared(root, tmp_path, loaded):
     data = root / "train"
     suite = ["corruptions", f"neighbors:own={root}"]
     for name in ("a", "b"):
-        sg.stress(loaded, data, suite=suite, corruptions="fog", severities=[1], limit=6, out=tmp_path / name)
+        sg.stress(loaded, data, suites=suite, corruptions="fog", severities=[1], limit=6, out=tmp_path / name)
     card = Rows.read(tmp_path / "a").cards(repeats=20)[0]
     assert card.image_count == 6 and card.numbers["neighbors/own", "knn1"].images == 6
     found = compare([tmp_path / "a"], [tmp_path / "b"], repeats=20)
@@ -132,7 +132,7 @@ def test_beside_the_other_suites_and_compared(root, tmp_path, loaded):
 def test_what_is_refused(tmp_path, root, loaded):
     def says(suite, match, model=loaded, data=None, **more):
         with pytest.raises((sg.InputError, sg.UnsupportedModelError), match=match):
-            sg.stress(model, data, suite=suite, **more)
+            sg.stress(model, data, suites=suite, **more)
 
     says("neighbors:own", "neighbors:NAME=FOLDER or neighbors:NAME=TRAIN=TEST")
     says(f"neighbors:own={root},neighbors:own={root}", "given twice")
@@ -152,7 +152,7 @@ def test_what_is_refused(tmp_path, root, loaded):
     (tmp_path / "test" / "zebra").rename(tmp_path / "test" / "cat")
     says(f"neighbors:own={tmp_path}", "found none in cat")
     (tmp_path / "test" / "cat" / "broken.png").write_bytes(b"no image")
-    rows = sg.stress(loaded, None, suite=f"neighbors:own={tmp_path}")
+    rows = sg.stress(loaded, None, suites=f"neighbors:own={tmp_path}")
     assert list(rows.unreadable) == ["own:test/cat/broken.png"] and len(rows) == 0
 
 
@@ -195,12 +195,12 @@ def test_a_cnn_by_name(cnn, root, tmp_path):
         "--out",
         tmp_path / "run",
     ]
-    said = cli(*words, "--suite", f"corruptions,attacks,occlusion,neighbors:own={root}", "--bank", 6)
+    said = cli(*words, "--suites", f"corruptions,attacks,occlusion,neighbors:own={root}", "--bank", 6)
     assert "test_resnet is not a vision transformer, it has no tokens to drop" in said
     settings = {r["setting"] for r in Rows.read(tmp_path / "run")}
     assert settings == {"clean", "fog/1", "fgsm/8", "pgd/8", "center_square/0.5", "neighbors/own"}
     assert "attention: test_resnet is not a vision transformer. Leave the suite attention out" in cli(
-        *words, "--suite", "attention", code=2
+        *words, "--suites", "attention", code=2
     )
 
 
@@ -217,4 +217,4 @@ def test_a_head_that_is_no_linear_map_is_refused_before_anything_is_read(root, l
     from dataclasses import replace
 
     with pytest.raises(sg.UnsupportedModelError, match="ends in a linear layer"):
-        sg.stress(replace(loaded, model=Convolved()), None, suite=f"neighbors:own={root}")
+        sg.stress(replace(loaded, model=Convolved()), None, suites=f"neighbors:own={root}")

@@ -11,9 +11,11 @@ import pytest
 import steadygaze as sg
 from helpers.runs import cli, image_folder, rows_of
 from steadygaze.report.pages import write_report
+from steadygaze.runs.request import StressRequest
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress import StressRequest, run_stress
-from steadygaze.runs.suite import SUITES, Bar, BarChart, Condition, Option, Setting, Suite
+from steadygaze.runs.settings import Bar, BarChart, Condition, Setting
+from steadygaze.runs.stress import run_stress
+from steadygaze.runs.suite import SUITES, Option, Suite
 
 
 class Mirror(Suite):
@@ -57,9 +59,9 @@ def test_in_python_and_in_the_report(toy, data, tmp_path):
 
 def test_on_the_command_line(toy, data, tmp_path):
     words = ["--model", "embedded", "--data", data, "--limit", 3, "--workers", 0, "--out", tmp_path / "run"]
-    assert "mirror/y" in cli(*words, "--suite", "toy", "--axes", "x,y")
+    assert "mirror/y" in cli(*words, "--suites", "toy", "--axes", "x,y")
     assert {row["setting"] for row in Rows.read(tmp_path / "run")} == {"clean", "mirror/x", "mirror/y"}
-    assert "unknown option '--axis'" in cli(*words, "--suite", "toy", "--axis", "y", code=2)
+    assert "unknown option '--axis'" in cli(*words, "--suites", "toy", "--axis", "y", code=2)
 
 
 @pytest.mark.full

@@ -40,7 +40,7 @@ def test_one_page_before_and_after(runs, tmp_path):
         "3",
         "--epsilons",
         "8/255",
-        "--suite",
+        "--suites",
         "corruptions,attention",
         "--batch",
         "12",
@@ -93,7 +93,7 @@ def test_the_page_begins_with_what_a_person_asks(runs, tmp_path):
         "3",
         "--epsilons",
         "2/255",
-        "--suite",
+        "--suites",
         "corruptions,attacks,occlusion",
     )
     call("card", before, after, "--data", data, "--out", tmp_path, "--show", "2", *asked)

@@ -108,7 +108,7 @@ def test_verify_and_card_say_that_patches_were_hidden(masked, before, tmp_path):
     assert said in call("verify", "--model", before, *asked, "--out", tmp_path / "run")
     plain = sg.train(make_recipe(content(masked, epochs=1)), tmp_path / "plain").folder
     text = call(
-        "card", plain, before, *asked, "--suite", "occlusion", "--out", tmp_path / "card", "--no-images"
+        "card", plain, before, *asked, "--suites", "occlusion", "--out", tmp_path / "card", "--no-images"
     )
     assert said in text and text.count("cannot be removed") == 1
     page = (tmp_path / "card" / "card.html").read_text(encoding="utf-8")

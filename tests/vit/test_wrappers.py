@@ -525,7 +525,7 @@ def test_verify_and_stress_measure_an_outer_model() -> None:
         outer, batches, methods=["gaze_removal", "random"], metrics=["deletion_accuracy", "randomization"]
     )
     assert {row["method"] for row in rows} == {"gaze_removal", "random"}
-    assert len(sg.stress(outer, batches, suite=["occlusion"], mean=[0.5] * 3, std=[0.5] * 3))
+    assert len(sg.stress(outer, batches, suites=["occlusion"], mean=[0.5] * 3, std=[0.5] * 3))
 
 
 def test_a_forgotten_view_is_rebuilt_without_running_the_model() -> None:

@@ -12,7 +12,8 @@ from steadygaze.cli.output import Column, guarded, print_line, print_table, prog
 from steadygaze.cli.verify import print_masked_models
 from steadygaze.report.comparison import sentence, short_list, write_card
 from steadygaze.runs.before_after import CardRequest, FaithfulnessChange, faithfulness_changes, measure_side
-from steadygaze.runs.compare import Change, compare
+from steadygaze.runs.card import Change
+from steadygaze.runs.compare import compare
 from steadygaze.runs.ranking import masked_models
 from steadygaze.runs.rows import Rows, read_run
 from steadygaze.runs.shards import World

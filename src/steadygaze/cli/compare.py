@@ -12,7 +12,8 @@ from steadygaze.cli.output import Column, print_line, print_table, progress_bar,
 from steadygaze.report.comparison import short_list, write_comparison
 from steadygaze.report.pages import records_csv, write_all
 from steadygaze.robustness.by_class import ClassChange, Spread
-from steadygaze.runs.compare import SEEN, UNSEEN, Change, Comparison, compare, group_changes, read_seen
+from steadygaze.runs.card import Change
+from steadygaze.runs.compare import SEEN, UNSEEN, Comparison, compare, group_changes, read_seen
 from steadygaze.runs.statistics import plural, small_sample_note
 
 CLASSES = 8  # that lost most, and that gained most
@@ -109,7 +110,7 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
     names = [Column(name, "name") for name in ("setting", "metric")]
     numbers = [Column(name) for name in ("before", "after", "difference", "interval", "p")]
     rows = [(_change_cells(c), STYLE.get(c.verdict, "")) for c in short_list(comparison.changes)]
-    title = f"after minus before, 95 % interval over {comparison.images_text}"
+    title = "after minus before, 95 % interval over the same images"
     print_table(console, [*names, *numbers, Column("verdict", "name")], rows, title=title, keys=2)
 
 

@@ -12,7 +12,7 @@ from steadygaze.cli.output import print_line
 from steadygaze.errors import InputError
 from steadygaze.report.charts import HEIGHT, WIDTH, color, lines
 from steadygaze.report.pages import write_all
-from steadygaze.runs.suite import Line, LineChart
+from steadygaze.runs.settings import Line, LineChart
 from steadygaze.training.run_files import read_log
 
 SHADES = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")

@@ -20,11 +20,13 @@ from steadygaze.cli.output import (
 from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.runs.card import Card
 from steadygaze.runs.loop import Pace
+from steadygaze.runs.request import StressRequest
 from steadygaze.runs.rows import Rows
+from steadygaze.runs.settings import Table
 from steadygaze.runs.shards import World
 from steadygaze.runs.statistics import INTERVALS, plural, small_sample_note
-from steadygaze.runs.stress import PreparedStress, StressRequest, prepare_stress, run_stress
-from steadygaze.runs.suite import Table, all_options
+from steadygaze.runs.stress import PreparedStress, prepare_stress, run_stress
+from steadygaze.runs.suite import all_options
 from steadygaze.untrusted import damaged_files
 
 

@@ -21,10 +21,11 @@ from steadygaze.cli.output import (
 )
 from steadygaze.methods.registry import forward_passes
 from steadygaze.runs.ranking import Section, masked_models, quantity
+from steadygaze.runs.request import VerifyRequest
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.shards import World
 from steadygaze.runs.statistics import plural, small_sample_note
-from steadygaze.runs.verify import PreparedVerify, VerifyRequest, prepare_verify, run_verify
+from steadygaze.runs.verify import PreparedVerify, prepare_verify, run_verify
 from steadygaze.untrusted import damaged_files
 from steadygaze.vit.view import ViT
 

@@ -159,8 +159,8 @@ class ImageStream:
         return {
             "data": self.name,
             "limit": self.limit,
-            "pictures": None,
-            "pictures_hash": names_hash(f"{item.name}\t{item.label}" for item in first[:1]),
+            "images": None,
+            "images_hash": names_hash(f"{item.name}\t{item.label}" for item in first[:1]),
             "layout": self.layout,
             "stream": {
                 **self.reader.facts(),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from steadygaze.runs.suite import FADED, BarChart, Figure, Heatmap, Line, LineChart
+from steadygaze.runs.settings import FADED, BarChart, Figure, Heatmap, Line, LineChart
 
 CELLS = 24  # methods of the agreement matrix
 LABELED = 5  # points of a scatter that are named beside their dot

@@ -24,8 +24,9 @@ from steadygaze.report.pages import (
 )
 from steadygaze.robustness.by_class import Spread
 from steadygaze.runs.before_after import FaithfulnessChange
-from steadygaze.runs.compare import Change, Comparison
-from steadygaze.runs.ranking import CHANCE
+from steadygaze.runs.card import Change
+from steadygaze.runs.compare import Comparison
+from steadygaze.runs.request import CHANCE
 from steadygaze.runs.samples import ImageSample, Samples, data_address, read_setting_samples
 from steadygaze.runs.statistics import plural
 from steadygaze.runs.suites.attention import Attention
@@ -66,7 +67,7 @@ ROBUSTNESS_NOTE = (
 )
 TURNED = {"wrong": "Newly wrong", "right": "Newly correct"}
 FIRST = (
-    "After minus before on {images}. ↑: higher is better; ↓: lower is better. Colored: the paired 95 % "
+    "After minus before on the same images. ↑: higher is better; ↓: lower is better. Colored: the paired 95 % "
     "interval excludes zero."
 )
 NOTE = (
@@ -131,7 +132,7 @@ def sentence(comparison: Comparison) -> str:
     known = [changes[key] for key in HEADLINES if key in changes][:2] or short_list(comparison.changes)[:1]
     card = comparison.before[0]
     images = f"On {plural(card.image_count, 'image')} of {card.data}, " if card.image_count else ""
-    text = f"{images}{' and '.join(map(_change_text, known))}"
+    text = f"the same images{' and '.join(map(_change_text, known))}"
     if not comparison.turned:
         return f"{text}."
     counts = [len(comparison.turned.get(way, ())) for way in ("right", "wrong")]
@@ -211,7 +212,7 @@ def write_comparison(comparison: Comparison, path: Path, *, show: int = 8, image
         changes = Part(
             "What changed",
             "changes",
-            text=FIRST.format(images=comparison.images_text),
+            text=FIRST,
             figures=_change_figures(comparison),
             heads=HEADS,
             rows=[_row(c) for c in comparison.changes if c.verdict or c.setting.level is None],
@@ -258,7 +259,7 @@ def write_card(
                 "At a glance",
                 "glance",
                 tiles=_card_tiles(comparison, faithfulness),
-                text=f"Before → after, on {comparison.images_text}. ↑: higher is better; ↓: lower is better.",
+                text="Before → after, on the same images. ↑: higher is better; ↓: lower is better.",
             ),
             Part(
                 "Accuracy and robustness",

@@ -30,17 +30,18 @@ from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.report import charts as svg
 from steadygaze.report.charts import LETTER, ticks
 from steadygaze.runs.card import Card
-from steadygaze.runs.ranking import CHANCE, Line, Section, quantity
+from steadygaze.runs.ranking import Line, Section, quantity
+from steadygaze.runs.request import CHANCE
 from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.samples import (
     data_address,
     read_map_samples,
     read_setting_samples,
 )
+from steadygaze.runs.settings import FADED, BarChart, LineChart, Number
+from steadygaze.runs.settings import Figure as Chart
+from steadygaze.runs.settings import Line as ChartLine
 from steadygaze.runs.statistics import INTERVALS, Cell, markdown_text, plural, small_sample_note
-from steadygaze.runs.suite import FADED, BarChart, LineChart, Number
-from steadygaze.runs.suite import Figure as Chart
-from steadygaze.runs.suite import Line as ChartLine
 from steadygaze.runs.sweep import SweepNumber, SweepTable
 from steadygaze.untrusted import check_complete, damaged_files
 
@@ -109,16 +110,12 @@ def draw(chart: Chart) -> Figure:
 def how(run: dict[str, Any]) -> list[tuple[str, str]]:
     """List the settings of a run of either kind; those that it does not have are left out."""
     settings, about = run["settings"], run.get("about", {})
-    count = (
-        f", {settings['pictures']} images ({settings.get('layout', '')})" if settings.get("pictures") else ""
-    )
+    count = f", {settings['images']} images ({settings.get('layout', '')})" if settings.get("images") else ""
     chosen = "the first ones" if settings.get("stream") else "spread evenly over the classes"
     limit = f", at most {settings['limit']}, {chosen}" if settings.get("limit") else ""
-    shifts = "; ".join(
-        f"{s['name']}: {s['pictures']} images, {s['hash']}" for s in settings.get("shifts", ())
-    )
+    shifts = "; ".join(f"{s['name']}: {s['images']} images, {s['hash']}" for s in settings.get("shifts", ()))
     near = "; ".join(
-        f"{s['name']}: {s['pictures']} images, bank of {s['bank']}, {s['hash']}"
+        f"{s['name']}: {s['images']} images, bank of {s['bank']}, {s['hash']}"
         for s in settings.get("neighbors", ())
     )
     epsilons = ", ".join(f"{255 * e:g}/255" for e in settings.get("epsilons", ()))
@@ -127,7 +124,7 @@ def how(run: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", ", ".join(filter(None, (settings["model"], settings.get("checkpoint"))))),
         ("weights", settings["weights"]),
         ("data", f"{settings.get('data', '')}{count}{limit}"),
-        ("hash of the images", settings.get("pictures_hash") or ""),
+        ("hash of the images", settings.get("images_hash") or ""),
         ("preprocessing", ", ".join(f"{k} {v}" for k, v in settings.get("preprocessing", {}).items())),
         ("explained class", settings.get("target", "")),
         ("metrics", ", ".join(settings.get("metrics", ()))),

@@ -20,13 +20,13 @@ from steadygaze.errors import InputError
 from steadygaze.methods.registry import DEFAULT
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.quantity import Quantity, mean
-from steadygaze.runs.plan import DEFAULT_METRICS
 from steadygaze.runs.ranking import Line, Section, quantity
+from steadygaze.runs.request import DEFAULT_METRICS, StressRequest, VerifyRequest
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.shards import World
 from steadygaze.runs.statistics import difference
-from steadygaze.runs.stress import StressRequest, prepare_stress, run_stress
-from steadygaze.runs.verify import VerifyRequest, prepare_verify, run_verify
+from steadygaze.runs.stress import prepare_stress, run_stress
+from steadygaze.runs.verify import prepare_verify, run_verify
 from steadygaze.untrusted import damaged_files
 
 SUITES = ("corruptions", "attacks", "occlusion", "attention")

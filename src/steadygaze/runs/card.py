@@ -5,34 +5,117 @@ everything else bootstrap over images, the same draws for every number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from steadygaze.data.datasets.tree import abbreviated
 from steadygaze.errors import InputError
 from steadygaze.quantity import Quantity
-from steadygaze.runs import first_version
-from steadygaze.runs.evaluator import Predictions
-from steadygaze.runs.rows import Columns
+from steadygaze.robustness.by_class import Spread
+from steadygaze.runs.rows import STRESS, Columns, Rows
+from steadygaze.runs.settings import (
+    CLEAN,
+    TOP1,
+    Figure,
+    Number,
+    Score,
+    Setting,
+    Table,
+    quantity_of_record,
+    with_wilson,
+)
 from steadygaze.runs.statistics import bootstrap
-from steadygaze.runs.suite import CLEAN, SUITES, TOP1, Number, Score, Setting, Suite, with_wilson
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from steadygaze.runs.rows import Rows
-
 Key = tuple[str, str]  # label of the setting, name of the metric
+
+
+@dataclass(frozen=True)
+class Change:
+    """One number before and after; difference with its paired 95 % interval; p: McNemar's test of correct and
+    wrong predictions, for one seed a side."""
+
+    setting: Setting
+    quantity: Quantity
+    before: Spread
+    after: Spread
+    difference: float
+    low: float
+    high: float
+    images: int
+    p: float | None
+    note: str
+
+    @property
+    def key(self) -> Key:
+        return self.setting.label, self.quantity.name
+
+    @property
+    def verdict(self) -> str:
+        """better, worse, more, less where the interval excludes zero; otherwise empty."""
+        if not (self.low > 0 or self.high < 0):
+            return ""
+        if not self.quantity.sign:
+            return "more" if self.difference > 0 else "less"
+        return "better" if self.difference * self.quantity.sign > 0 else "worse"
+
+    @property
+    def scale(self) -> float:
+        """Factor between values and what is shown."""
+        return self.quantity.scale
+
+
+class SuiteResults:
+    """The half of a suite that reads rows: its scores, tables and figures.
+
+    name: the suite's name in `suites=` and on the command line         title: heading in a report
+    quantities: the metrics and scores it knows by name
+    tiles: (setting label, metric name) -> words; numbers that stand large at the top of a report
+    compared: facts that must be equal in two runs that are compared
+    uneven_details: metrics whose details differ in length from image to image, and so are no curves
+    """
+
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    quantities: ClassVar[tuple[Quantity, ...]] = ()
+    tiles: ClassVar[Mapping[tuple[str, str], str]] = MappingProxyType({})
+    compared: ClassVar[tuple[str, ...]] = ()
+    uneven_details: ClassVar[frozenset[str]] = frozenset()
+
+    def numbers(self, card: Card, population: str) -> Iterator[Score]:
+        """Numbers of single settings that are no mean over images."""
+        return iter(())
+
+    def scores(self, card: Card) -> Iterator[Score]:
+        """The scores of the field."""
+        return iter(())
+
+    def tables(self, card: Card) -> Iterator[Table]:
+        """Tables for the command line."""
+        return iter(())
+
+    def figures(self, card: Card) -> Iterator[Figure]:
+        """Figures of the suite's section in a report."""
+        return iter(())
+
+    def change_figures(self, changes: Sequence[Change]) -> Iterator[Figure]:
+        """Figures of a comparison of two models."""
+        return iter(())
 
 
 class Card:
     """The numbers of one stress run.
 
     rows: where its rows are, and possibly those of others            positions: which ones are its own
+    suites: every suite; each finds what it knows in the card
     """
 
     def __init__(
@@ -40,21 +123,24 @@ class Card:
         run: dict[str, Any],
         rows: Columns,
         positions: np.ndarray,
+        suites: Sequence[SuiteResults],
         *,
         repeats: int = 2000,
         seed: int = 0,
         folder: Path | None = None,
         unreadable: dict[str, bool] | None = None,
     ) -> None:
-        self.run, self.repeats, self.seed, self.folder = run, repeats, seed, folder
+        self.run, self.suites, self.repeats, self.seed, self.folder = run, suites, repeats, seed, folder
         facts = run["settings"]
         self.model, self.weights, self.data = facts["model"], facts["weights"], facts.get("data", "")
-        self.settings: dict[str, Setting] = {s.label: s for s in first_version.settings_of_run(facts)}
-        self.quantities: dict[str, Quantity] = first_version.quantities_of_run(facts)
+        settings = [Setting.from_record(record) for record in facts.get("conditions", ())]
+        self.settings: dict[str, Setting] = {setting.label: setting for setting in settings}
+        self.quantities: dict[str, Quantity] = {
+            **{record["name"]: quantity_of_record(record) for record in facts.get("quantities", ())},
+            **{quantity.name: quantity for suite in suites for quantity in suite.quantities},
+        }
         self.unreadable = unreadable or {}  # False: it could not be read before, and can be now
-        self._planned = list(self.settings)
-        self._suites: list[Suite] = [Predictions(), *(suite() for suite in SUITES.values())]
-        self._uneven = frozenset().union(*(suite.uneven_details for suite in self._suites))
+        self._uneven = frozenset[str]().union(*(suite.uneven_details for suite in suites))
         self._all, self._positions = rows, positions
         self._groups = rows.groups(["setting", "metric"], positions)
         first = positions[self._groups.first]
@@ -62,21 +148,21 @@ class Card:
         self._numbers: dict[Key, int] = {key: number for number, key in enumerate(keys)}
         for label, metric in self._numbers:
             if label not in self.settings:
-                self.settings[label] = first_version.setting_of_label(label, facts)
+                raise InputError(f"{folder or 'rows'}: run.json does not describe the setting {label}")
+            self.quantities.setdefault(metric, Quantity(metric))
             self._check_details(label, metric)
 
     @classmethod
     def of(
         cls,
         rows: Rows,
+        suites: Sequence[SuiteResults],
         *,
         repeats: int = 2000,
         seed: int = 0,
         take: Callable[[Columns], np.ndarray] | None = None,
     ) -> list[Card]:
         """A card of each run; take: a mask of the rows that count."""
-        from steadygaze.runs.rows import STRESS
-
         if rows.kinds != {STRESS}:
             raise InputError(
                 "expected rows of steadygaze stress, got rows of verify: their numbers are in table()"
@@ -92,6 +178,7 @@ class Card:
                 run,
                 columns,
                 np.flatnonzero(taken & (columns.run == number)),
+                suites,
                 repeats=repeats,
                 seed=seed,
                 folder=folder,
@@ -145,8 +232,6 @@ class Card:
 
     def quantity(self, metric: str) -> Quantity:
         """What a metric's number is."""
-        if metric not in self.quantities:
-            self.quantities[metric] = first_version.quantity_of_name(metric)
         return self.quantities[metric]
 
     @property
@@ -213,7 +298,7 @@ class Card:
     @property
     def keys(self) -> list[Key]:
         """What was measured, in the order of the run."""
-        order = {label: i for i, label in enumerate(self._planned)}
+        order = {label: i for i, label in enumerate(self.settings)}
         return sorted(self._numbers, key=lambda key: order.get(key[0], len(order)))
 
     def measured_settings(
@@ -263,7 +348,7 @@ class Card:
                 note = self._note((label, metric))
                 score = Score(self.settings[label], self.quantity(metric), all_samples, count, note)
                 measured[label, metric] = with_wilson(Number.of(score), values[k])
-            for suite in self._suites:
+            for suite in self.suites:
                 measured |= _by_key(suite.numbers(self, population))
         return measured
 
@@ -281,7 +366,7 @@ class Card:
     @cached_property
     def scores(self) -> dict[Key, Number]:
         """The scores that suites derive."""
-        return _by_key(score for suite in self._suites for score in suite.scores(self))
+        return _by_key(score for suite in self.suites for score in suite.scores(self))
 
     @cached_property
     def numbers(self) -> dict[Key, Number]:
@@ -300,11 +385,6 @@ class Card:
         return "" if number is None else number.text(spread=spread)
 
     @property
-    def suites(self) -> list[Suite]:
-        """All known suites; each finds what it knows in the card."""
-        return self._suites
-
-    @property
     def setting_count(self) -> int:
         """Number of settings of the run, clean images included."""
         return len(self.settings)
@@ -312,16 +392,13 @@ class Card:
     def unfinished(self) -> list[str]:
         """The settings that some images have not been through: the run was killed, or is still running."""
         facts, done = self.run["settings"], self.done
-        of_sets = first_version.images_of_sets(facts, [self.settings[label] for label in self._planned])
-        sources = {self.settings[label].source for label in self._planned} - {""}
+        set_images = facts.get("set_images", {})
+        sources = {setting.source for setting in self.settings.values()} - {""}
         lost = [image for image, still in self.unreadable.items() if still]
         unfinished = []
-        for label in self._planned:
-            source = self.settings[label].source
-            if source:
-                expected = of_sets[label] - sum(_set_of(image, sources) == source for image in lost)
-            else:
-                expected = (facts.get("pictures") or 0) - sum(not _set_of(image, sources) for image in lost)
+        for label, setting in self.settings.items():
+            planned = set_images.get(label, 0) if setting.source else facts.get("images") or 0
+            expected = planned - sum(_set_of(image, sources) == setting.source for image in lost)
             if done.get(label, 0) < expected:
                 unfinished.append(label)
         return unfinished

@@ -29,51 +29,16 @@ from steadygaze.data.datasets.tree import abbreviated
 from steadygaze.data.folders import SYNSET, ClassLookup
 from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.progress import OnProgress, ignore_progress
-from steadygaze.quantity import Quantity
 from steadygaze.robustness.by_class import ClassChange, Spread, class_changes, mcnemar, over_seeds, turned
-from steadygaze.runs.card import Card, Key
+from steadygaze.runs.card import Card, Change, Key
 from steadygaze.runs.rows import Columns, Rows
+from steadygaze.runs.settings import CLEAN, TOP1, Accuracy
 from steadygaze.runs.statistics import draws, interval
-from steadygaze.runs.suite import CLEAN, SUITES, TOP1, Accuracy, Setting
+from steadygaze.runs.suite import SUITES, all_suites
 from steadygaze.untrusted import check_complete, damaged_files
 
-COMPARED = ("data", "pictures_hash", "batch", "preprocessing", "device", "versions")
+COMPARED = ("data", "images_hash", "batch", "preprocessing", "device", "versions")
 NO_SPREAD = Spread(float("nan"), float("nan"), float("nan"), float("nan"), 0)
-
-
-@dataclass(frozen=True)
-class Change:
-    """One number before and after; difference with its paired 95 % interval; p: McNemar's test of correct and
-    wrong predictions, for one seed a side."""
-
-    setting: Setting
-    quantity: Quantity
-    before: Spread
-    after: Spread
-    difference: float
-    low: float
-    high: float
-    images: int
-    p: float | None
-    note: str
-
-    @property
-    def key(self) -> Key:
-        return self.setting.label, self.quantity.name
-
-    @property
-    def verdict(self) -> str:
-        """better, worse, more, less where the interval excludes zero; otherwise empty."""
-        if not (self.low > 0 or self.high < 0):
-            return ""
-        if not self.quantity.sign:
-            return "more" if self.difference > 0 else "less"
-        return "better" if self.difference * self.quantity.sign > 0 else "worse"
-
-    @property
-    def scale(self) -> float:
-        """Factor between values and what is shown."""
-        return self.quantity.scale
 
 
 @dataclass(frozen=True)
@@ -90,12 +55,6 @@ class Comparison:
     turned: dict[str, list[str]]
     counts: dict[str, int]
     notes: list[str]
-    contents_equal: bool = True  # False: rows without a content hash, so that only names could be compared
-
-    @property
-    def images_text(self) -> str:
-        """Which images both sides have."""
-        return "the same images" if self.contents_equal else "images of the same names"
 
     def records(self) -> list[dict[str, Any]]:
         """One dict for each number."""
@@ -150,8 +109,7 @@ def _compare(sides: list[Rows], setting: str, repeats: int, seed: int) -> Compar
             if len(images) > len(common):
                 missing = f"{len(images) - len(common)} of its {len(images)} images"
                 notes.append(f"{folder}: {missing} are not in all runs, and are left out")
-    content_notes = _content_notes(sides, common)
-    notes += content_notes
+    _check_contents(sides, common)
     cards, left_out = _paired(sides, common, repeats, seed)
     notes += left_out
     _check_labels(cards)
@@ -162,9 +120,7 @@ def _compare(sides: list[Rows], setting: str, repeats: int, seed: int) -> Compar
     changes = [_change(cards, key) for key in shared]
     one, two = cards[0][0], cards[1][0]
     if not any(metric == TOP1.name for card in (one, two) for _, metric in card.keys):
-        return Comparison(
-            cards[0], cards[1], changes, setting, [], {}, {}, {}, notes, not content_notes
-        )  # segmenters
+        return Comparison(cards[0], cards[1], changes, setting, [], {}, {}, {}, notes)  # segmenters
     if (setting, TOP1.name) not in shared:
         known = [label for label, metric in shared if metric == TOP1.name]
         raise UnknownNameError(
@@ -183,7 +139,6 @@ def _compare(sides: list[Rows], setting: str, repeats: int, seed: int) -> Compar
         changed,
         {way: len(which) for way, which in changed.items()},
         notes,
-        not content_notes,
     )
 
 
@@ -221,29 +176,17 @@ def _images(rows: Rows) -> list[set[str]]:
     return found
 
 
-def _content_notes(sides: Sequence[Rows], common: set[str]) -> list[str]:
-    """InputError if an image has one content in one run and another in another; a note where rows of version
-    0.1, which have no content, leave that open."""
+def _check_contents(sides: Sequence[Rows], common: set[str]) -> None:
+    """InputError if an image has one content in one run and another, or an unknown one, in another."""
     contents: dict[str, str] = {}
-    unknown: set[str] = set()
     for columns in (side.columns() for side in sides):
         first = columns.groups(["image", "content"]).first
         for image, content in zip(columns.text("image", first), columns.text("content", first), strict=True):
-            if image not in common:
-                continue
-            if not content:
-                unknown.add(image)
-            elif contents.setdefault(image, content) != content:
+            if image in common and (not content or contents.setdefault(image, content) != content):
                 raise InputError(
                     f"{image} is not the same image in all runs: its content differs. Measure both models on "
                     "the same files."
                 )
-    if not unknown:
-        return []
-    return [
-        f"the contents of {len(unknown)} images could not be compared: rows of version 0.1 have no content "
-        "hash. Their names are the same, the images may not be"
-    ]
 
 
 def _paired(
@@ -252,7 +195,7 @@ def _paired(
     """The cards of both sides, restricted to what every run has measured of every image, and notes on what is
     left out."""
     take = partial(_counted, common=common)
-    cards = [Card.of(side, repeats=repeats, seed=seed, take=take) for side in sides]
+    cards = [Card.of(side, all_suites(), repeats=repeats, seed=seed, take=take) for side in sides]
     every = [card for side in cards for card in side]
     shared = set.intersection(*(set(card.keys) for card in every))
     lost = {key: set().union(*(card.without(key) for card in every)) for key in shared}
@@ -276,7 +219,7 @@ def _paired(
         return cards, notes
 
     take = partial(_counted, common=common, shared=shared, lost=lost)
-    return [Card.of(side, repeats=repeats, seed=seed, take=take) for side in sides], notes
+    return [Card.of(side, all_suites(), repeats=repeats, seed=seed, take=take) for side in sides], notes
 
 
 def _counted(

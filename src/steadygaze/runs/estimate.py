@@ -22,10 +22,11 @@ from torch.utils.data import default_collate
 from steadygaze.errors import InputError
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.loop import Run
+from steadygaze.runs.request import StressRequest, VerifyRequest
 from steadygaze.runs.rows import STRESS
 from steadygaze.runs.shards import World
-from steadygaze.runs.stress import StressRequest, prepare_stress
-from steadygaze.runs.verify import VerifyRequest, prepare_verify
+from steadygaze.runs.stress import prepare_stress
+from steadygaze.runs.verify import prepare_verify
 from steadygaze.training.images import TrainingImages, cache_features
 from steadygaze.training.loop import TrainingRun, evaluate
 from steadygaze.training.recipe import Recipe

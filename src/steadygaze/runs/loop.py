@@ -179,8 +179,7 @@ NAMED = 5  # replaced images that a warning names
 
 @dataclass(frozen=True)
 class Job:
-    """Images that are computed together; subclasses add what their loader needs. Plain data, so that it can
-    be pickled.
+    """Images that are computed together. Plain data, so that it can be pickled.
 
     images: names, as written to rows
     keys: the rows that each of these images must have in the end
@@ -188,6 +187,7 @@ class Job:
         together
     work: units of progress; 0 is the number of images
     requires: jobs without rows of their own that come before the first unfinished job that requires them
+    payload: what the loader reads the images from
     """
 
     images: tuple[str, ...]
@@ -195,6 +195,7 @@ class Job:
     batch: int = 0
     work: int = 0
     requires: tuple[Job, ...] = field(default=(), repr=False)
+    payload: Any = field(default=None, repr=False)
 
     @property
     def size(self) -> int:

@@ -28,7 +28,7 @@ from steadygaze.methods.registry import (
     method as make_method,
 )
 from steadygaze.results.map_files import MapSource, StoredMethod
-from steadygaze.runs.ranking import CHANCE
+from steadygaze.runs.request import CHANCE, DEFAULT_METRICS
 from steadygaze.runs.rows import RowKey
 from steadygaze.target import check_score, default_score
 from steadygaze.vit.view import ViT
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 SEARCHES = "black box"  # the family of methods that search: hundreds of forward passes for each image
 
-DEFAULT_METRICS = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
 
 DEFAULT_VALUE_METRICS = ("insertion_value", "deletion_value")  # of regression models, without probabilities
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from steadygaze.runs.rows import Rows
 
 SAME = ("target", "ratios", "fill", "seed", "preprocessing")  # settings that runs of one table share
-Contents = dict[str, str]  # image -> content hash; "" in rows of the first version
+Contents = dict[str, str]  # image -> content hash; "" where it is unknown
 
 
 def group_runs(rows: Rows) -> list[list[int]]:
@@ -62,10 +62,10 @@ def _comparable(rows: Rows, one: int, two: int, contents: Callable[[int], Conten
         return False
     if a.get("maps") and b.get("maps") and a["maps"] != b["maps"]:
         return False  # given maps: other ones may have the same name
-    from_folders = "pictures" in a and "pictures" in b  # names of images in memory are mere numbers
+    from_folders = "images" in a and "images" in b  # names of images in memory are mere numbers
     if not from_folders:
-        return a.get("pictures_hash") == b.get("pictures_hash")
-    return _same_images(contents(one), contents(two), a.get("pictures_hash") == b.get("pictures_hash"))
+        return a.get("images_hash") == b.get("images_hash")
+    return _same_images(contents(one), contents(two), a.get("images_hash") == b.get("images_hash"))
 
 
 def _same_images(one: Contents, two: Contents, same_list: bool) -> bool:
@@ -110,7 +110,6 @@ def _value_text(value: Any) -> str:
 
 
 Line = tuple[str, str]  # method, score
-CHANCE = "random"  # the method whose numbers are the chance level
 IDENTITY = ("model", "weights")  # what identifies the rows of a model
 OVERALL = Quantity(
     "removal_mean",

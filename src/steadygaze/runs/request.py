@@ -1,169 +1,218 @@
-"""The normalization of images that are given in memory: given, known of the model, or ImageNet's.
+"""What `verify` and `stress` are given: every option is declared here once, with its help.
 
-Images have whole gray levels of 0..255. Undone with another mean and standard deviation than they were
-normalized with, they do not. Most wrong guesses leave the pixels within [0, 1], so the range alone would find
-few of them.
-
-What both `verify` and `stress` are given: the model, the data, where the rows go.
+The command line and the signature and docstring of the Python functions are made from these declarations.
+Nothing heavy is imported before a run is prepared: `steadygaze verify --help` reads this module.
 """
+
+# ruff: noqa: RUF009  (`option` and `shared` make fields of dataclasses)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from steadygaze.errors import InputError
+from steadygaze.methods.registry import DEFAULT, Method
 
-from steadygaze.data.folders import SYNSET
-from steadygaze.data.images import names_hash
-from steadygaze.data.memory import Data, is_folder
-from steadygaze.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from steadygaze.data.stream_spec import StreamSpec, parse_data
-from steadygaze.errors import InputError, UnsupportedModelError
-from steadygaze.loading.checkpoint import weights_hash
-from steadygaze.loading.load import load_model
-from steadygaze.loading.loaded import LoadedModel
-from steadygaze.loading.options import read_class_names
-from steadygaze.questions.text import TextClasses, as_classifier
-from steadygaze.questions.vqa import answers_questions
-from steadygaze.runs.shards import WHOLE, Shard, World
-from steadygaze.target import Outputs, task_of_outputs
-from steadygaze.vit.contexts import evaluation_mode
-from steadygaze.vit.outputs import logits_of, run_model
-from steadygaze.vit.view import ViT
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
-IMAGENET = (IMAGENET_MEAN, IMAGENET_STD)
-USUAL = (
-    IMAGENET,
-    ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-    ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),  # CLIP
-    ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
-)
-TOLERANCE = 0.02  # of a gray level; float32 comes to about 0.0001
-FEWEST_LEVELS = 8  # gray levels that images have at least: fewer may fit any normalization
+    from steadygaze.data.memory import Data
+    from steadygaze.data.stream_spec import StreamSpec
+    from steadygaze.loading.loaded import LoadedModel
+    from steadygaze.questions.text import TextClasses
+    from steadygaze.results.map_files import Given
+    from steadygaze.runs.shards import Shard, World
+    from steadygaze.vit.view import ViT
 
+    Model = str | nn.Module | ViT | LoadedModel
+    Target = int | str | Sequence[int] | Tensor | None
 
-class Normalization(NamedTuple):
-    """Mean and standard deviation by channel; known: given or declared by the model, not assumed."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    known: bool = True
-
-
-def normalization_of(
-    model: nn.Module,
-    loaded: LoadedModel | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-) -> Normalization:
-    """The given mean and std, else the model's own, else ImageNet's."""
-    if mean is not None and std is not None:
-        return Normalization(tuple(map(float, mean)), tuple(map(float, std)))
-    if mean is not None or std is not None:
-        raise InputError("mean, std: expected both or none")
-    if loaded is not None:
-        return Normalization(tuple(loaded.mean), tuple(loaded.std))
-    config = getattr(model, "pretrained_cfg", None) or {}
-    if "mean" in config and "std" in config:
-        return Normalization(tuple(config["mean"]), tuple(config["std"]))
-    return Normalization(*IMAGENET, known=False)
-
-
-Statistics = tuple[Sequence[float], Sequence[float]]  # mean, std
-
-
-def has_whole_levels(images: Float[Tensor, "b 3 h w"], statistics: Statistics) -> bool:
-    """Whether the images, with this normalization undone, have gray levels of 0..255 and nothing between."""
-    mean, std = (
-        torch.tensor(list(v), dtype=torch.float64, device=images.device).view(1, -1, 1, 1) for v in statistics
-    )
-    levels = 255 * (images.detach().double() * std + mean)
-    nearest = levels.round()
-    whole = (levels - nearest).abs().max() < TOLERANCE and nearest.min() >= 0 and nearest.max() <= 255
-    return bool(whole) and len(nearest.unique()) >= FEWEST_LEVELS
-
-
-def check_levels(images: Float[Tensor, "b 3 h w"], statistics: Statistics) -> bool:
-    """True: the images bear this normalization out. False: unknown (resized as floating point, half
-    precision).
-
-    Raises `InputError` if the images have whole gray levels under another of the usual normalizations.
-    """
-    if images.dtype not in (torch.float32, torch.float64):
-        return False
-    if has_whole_levels(images, statistics):
-        return True
-    for usual in USUAL:
-        if has_whole_levels(images, usual):
-            expected_mean, expected_std = (list(v) for v in statistics)
-            mean, std = (list(v) for v in usual)
-            raise InputError(
-                f"images: expected normalization with mean {expected_mean} and std {expected_std}, but the "
-                "images have "
-                f"whole gray levels with mean {mean} and std {std}: give mean={mean}, std={std} if that is "
-                "how they "
-                "were made, or normalize them as expected"
-            )
-    return False
-
-
+METHODS, SUITES, OUTPUT = "Methods and metrics", "Suites", "Output"  # groups of options in --help
+CHANCE = "random"  # the method whose numbers are the chance level
+DEFAULT_METRICS = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
 TOO_LARGE = 2**63  # generators of torch take seeds of 64 bits
-Model = str | nn.Module | ViT | LoadedModel
+
+
+@dataclass(frozen=True)
+class Option:
+    """How an option is documented, and how the command line reads it.
+
+    help: for both, where `python` is empty; {NAME} stands for a text of `cli.options`
+    python: docstring of the Python argument, where it accepts more than the command
+    alias: the declaration in `cli.options` that the command takes instead, for options of many commands
+    command: False: only Python has it         required: the command needs it, the function may not
+    type: of the value on the command line
+    split: how the command's text becomes a list
+    """
+
+    help: str = ""
+    python: str = ""
+    alias: str = ""
+    command: bool = True
+    required: bool = False
+    type: Any = str | None
+    panel: str = METHODS
+    flags: tuple[str, ...] = ()
+    metavar: str | None = None
+    split: Literal["", "names", "methods", "numbers"] = ""
+
+
+def option(default: Any = MISSING, help: str = "", **more: Any) -> Any:
+    """A field of a request that users give; `more` as in `Option`."""
+    return field(default=default, metadata={"option": Option(help, **more)})
+
+
+def shared(alias: str, default: Any, python: str, **more: Any) -> Any:
+    """A field whose option many commands have: `cli.options` declares it."""
+    return option(default, python=python, alias=alias, **more)
+
+
+def options_of(request: type[Request]) -> Iterator[tuple[Field[Any], Option]]:
+    """The fields of a request that users give, with their options."""
+    return ((one, one.metadata["option"]) for one in fields(request) if "option" in one.metadata)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def documented(request: type[Request]) -> Callable[[Function], Function]:
+    """Give a function with `**options` the options of a request: in its signature, and as Args of its
+    docstring, in place of {options}."""
+
+    def decorate(function: Any) -> Any:
+        own = inspect.signature(function).parameters
+        rest = [p for p in own.values() if p.kind is p.VAR_KEYWORD]
+        named = [p for p in own.values() if p not in rest]
+        keywords, lines = [], []
+        for one, about in options_of(request):
+            lines.append(
+                textwrap.fill(f"{one.name}: {about.python or about.help}", 98, subsequent_indent="    ")
+            )
+            if one.name not in own:
+                kind = inspect.Parameter.KEYWORD_ONLY
+                keywords.append(inspect.Parameter(one.name, kind, default=one.default, annotation=one.type))
+        rest = [p for p in rest if p.name != "options"]
+        function.__signature__ = inspect.Signature(
+            [*named, *keywords, *rest], return_annotation=function.__annotations__["return"]
+        )
+        text = textwrap.indent("\n".join(lines), 8 * " ").lstrip()
+        function.__doc__ = (function.__doc__ or "").replace("{options}", text)
+        return function
+
+    return decorate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What `verify` and `stress` are both given.
 
-    model: a name for `load_model`, the result of `load_model`, or a module or view if the data is in memory
-    data: a folder of images, a CSV file that lists them, a stream (`wds:...`, `hf:...`), or batches in memory
-    out: the folder for the rows; None keeps them in memory
     model_options: further arguments of `load_model`: class_names, image_size, mean, std, model_kwargs
-    command: the command line, for the record
     words: texts or class names for a model that compares images with text
-    shard: the part of the run that is computed
+    command: the command line, for the record
     """
 
-    model: Model
-    data: Data | None
-    out: Path | None = None
-    checkpoint: Path | None = None
-    masks: Path | None = None
-    limit: int | None = None
-    seed: int = 0
-    batch_size: int = 16
-    num_workers: int | None = None
-    num_classes: int | None = None
+    model: Model = shared(
+        "Model",
+        MISSING,
+        "A model, a view, the result of `load_model`, or a name for it; a folder needs one of the last two, "
+        "which know how images are preprocessed.",
+        required=True,
+    )
+    checkpoint: Path | None = shared("Checkpoint", None, "Local weights, for a model that is given by name.")
+    data: Data | None = shared(
+        "Data",
+        MISSING,
+        'A folder of labeled images or its index.csv; a stream "wds:..." or "hf:..." (see docs/data.md); or '
+        "batches (images, labels) or (images, labels, masks), a `DataLoader` of such batches, or a "
+        "`Dataset`: images (B, 3, H, W) normalized for the model, labels (B,), masks (B, H, W) with 255 "
+        'object, 128 border, 0 background, or booleans. Images in memory are called "0", "1", ... in order.',
+        required=True,
+    )
+    masks: Path | None = shared("Masks", None, "A folder of masks, for a folder of images.")
+    limit: int | None = shared(
+        "Limit",
+        None,
+        "Use at most this many images; of a folder, spread evenly over the classes; of a stream, the first "
+        "ones.",
+    )
+    seed: int = shared("Seed", 0, "Random seed.")
+    batch_size: int = shared("BatchSize", 16, "Number of images per batch, for files or a `Dataset`.")
+    num_workers: int | None = shared(
+        "NumWorkers", None, "Number of workers that load images. Default: for files, by the number of cores."
+    )
+    num_classes: int | None = shared(
+        "NumClasses",
+        None,
+        "Number of classes of a model that is given by name, if it differs from the checkpoint's.",
+    )
+    task: str | None = shared(
+        "Task", None, "Meaning of the model's outputs, for a model that is given by name."
+    )
+    trust_remote_code: bool = shared(
+        "TrustRemoteCode", False, "Execute Python code that is part of a transformers repository."
+    )
+    device: str = shared(
+        "Device", "auto", "Device of a model that is given by name: auto, cpu, cuda, cuda:1 or mps."
+    )
+    mean: Sequence[float] | None = option(
+        None,
+        python="Mean of the normalization of images in memory; known for loaded and timm models.",
+        command=False,
+    )
+    std: Sequence[float] | None = option(
+        None, python="Standard deviation of the normalization of images in memory.", command=False
+    )
+    shard: Shard = shared(
+        "Shard",
+        None,
+        '"I/N" or (I, N): compute part I (from 0) of a run that is split over N independent jobs, which may '
+        "share one output folder; the result is this part.",
+    )
+    out: Path | None = shared(
+        "Out",
+        None,
+        "Output folder; rows are written as they are computed, and the same call resumes an interrupted run.",
+        required=True,
+    )
     model_options: Mapping[str, Any] = field(default_factory=dict)
-    task: str | None = None
-    trust_remote_code: bool = False
     words: TextClasses | None = None
-    device: str = "auto"
     command: str = ""
-    shard: Shard = WHOLE
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "data", parse_data(self.data))
+        from steadygaze.data.stream_spec import parse_data
+        from steadygaze.questions.text import as_classifier
+        from steadygaze.runs.shards import parse_shard
+
+        self._set(data=parse_data(self.data), shard=parse_shard(self.shard))
+        paths = {name: getattr(self, name) for name in ("out", "masks", "checkpoint")}
+        self._set(**{name: Path(path) for name, path in paths.items() if path is not None})
         if not isinstance(self.model, str) and self.words is None:
             as_classifier(self.model, None)  # raises an error if its classes are not known
         check_counts(
             limit=self.limit, batch_size=self.batch_size, num_workers=self.num_workers, seed=self.seed
         )
 
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
     @property
     def in_memory(self) -> bool:
         """Whether the data is batches rather than a folder."""
+        from steadygaze.data.memory import is_folder
+
         return self.data is not None and not is_folder(self.data)
 
     @property
     def place(self) -> Path | StreamSpec:
         """Where the images are: a folder, a CSV file that lists them, or a stream; an error if it is none."""
+        from steadygaze.data.stream_spec import StreamSpec
+
         if isinstance(self.data, StreamSpec):
             return self.data
         if self.data is None:
@@ -189,6 +238,12 @@ class Request:
 
     def load(self, world: World) -> LoadedModel:
         """The model, on its device: the requested one, this process's own, or a GPU if there is one."""
+        import torch
+
+        from steadygaze.loading.load import load_model
+        from steadygaze.loading.loaded import LoadedModel
+        from steadygaze.questions.text import as_classifier
+
         if isinstance(self.model, LoadedModel):
             return as_classifier(self.model, self.words)
         if not isinstance(self.model, str):
@@ -225,6 +280,9 @@ class Request:
     @property
     def described_options(self) -> dict[str, str]:
         """The options of the model as text, class names by their content."""
+        from steadygaze.data.images import names_hash
+        from steadygaze.loading.options import read_class_names
+
         given = dict(self.model_options)
         if "class_names" in given:
             given["class_names"] = names_hash(read_class_names(given["class_names"]))
@@ -241,10 +299,202 @@ class Request:
         }
 
 
-def task_setting(outputs: Outputs) -> dict[str, str]:
-    """The task, for run.json; classification is not stated."""
-    task = task_of_outputs(outputs)
-    return {} if task is None or task == "classification" else {"task": task}
+@dataclass(frozen=True, kw_only=True)
+class VerifyRequest(Request):
+    """What `verify` is given; after it is made, `methods`, `metrics` and `score` are lists or None."""
+
+    methods: Sequence[str | Method] = option(
+        None,
+        "Attribution methods, {METHOD_SYNTAX}. all: every method the model supports; quick: all but the "
+        "search methods. Default: {DEFAULT}.",
+        python='Names or `sg.method(...)`; "all" is every method that supports the model, "quick" all but '
+        "searches. By default the method of `explain`, or none if `maps` are given.",
+        type=list[str] | None,
+        flags=("--methods", "-M"),
+        split="methods",
+    )
+    random: bool = option(
+        None,
+        "Also measure the method random, the chance level. Default: yes, unless a run without it is resumed.",
+        python="Also measure the method `random`, the chance level that a report shows. None: if `out` is "
+        "given, unless a run without it is resumed there.",
+        type=bool | None,
+        flags=("--random/--no-random",),
+    )
+    metrics: Sequence[str] = option(
+        DEFAULT_METRICS,
+        "Metrics, comma-separated; `steadygaze metrics` lists them. Default: insertion_accuracy, "
+        "deletion_accuracy, insertion_aopc and deletion_aopc.",
+        python="Names of `sg.list_metrics()`.",
+        type=list[str] | None,
+        split="names",
+    )
+    score: Sequence[str] | None = option(
+        None,
+        "Quantities to explain, comma-separated: logit, log_prob, log_odds, contrast, prob. Default: each "
+        "method's own.",
+        python="The quantity that is explained, or several of them; None is each method's own.",
+        type=list[str] | None,
+        split="names",
+    )
+    target: Target = option(
+        None,
+        "Class to explain: label, predicted, a class index or a class name. Default: label.",
+        python='The class that is explained and scored: None is the label, "predicted", one class, or one '
+        "for each image.",
+        flags=("--target", "-t"),
+    )
+    start_layers: str | None = option(
+        None,
+        "Also measure each method with +plus, starting at these layers: all, or 0,3,6.",
+        metavar="LAYERS",
+    )
+    ratios: Sequence[float] | None = option(
+        None,
+        "Fractions of patches to remove or keep. Default: 0.1,0.2,...,0.9.",
+        python="Shares of the patches that are kept or removed; None is 0.1, 0.2, ..., 0.9.",
+        metavar="LIST",
+        split="numbers",
+    )
+    fill: str = option(
+        "zero",
+        "Pixel values of removed patches in positive_perturbation and negative_perturbation: zero (black), "
+        "mean, blur or noise.",
+        type=str,
+    )
+    diffmask: Path | None = shared("DiffMask", None, "Gates of the method diffmask, a file.")
+    maps: Given | None = option(
+        None,
+        "Stored maps to measure, written by `explain --maps` or another program (docs/maps.md). Without "
+        "--methods, only these are measured.",
+        python="Maps to measure that were made before, by this package or by another: a folder of map files "
+        "(docs/maps.md), or a dict from the name of a method to an array (N, rows, columns), or to a dict "
+        "from the name of an image to an array (rows, columns). A map has one score for each patch, or for "
+        "each pixel of the model's input (then the mean over each patch is measured). In rows, the method "
+        "NAME is called maps:NAME.",
+        type=Path | None,
+        metavar="FOLDER",
+    )
+    shapley: Path | None = shared("Shapley", None, "Explainer of the method vit_shapley, a file.")
+    keep_maps: Path | None = option(
+        False,
+        "Store the maps in float16, in OUT/maps.",
+        python="Store the maps of `methods` in float16, in this folder; True is the folder `maps` in `out`.",
+        type=bool,
+        flags=("--keep-maps",),
+        panel=OUTPUT,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        methods: Any = self.methods
+        if methods is None:
+            methods = () if self.maps is not None else (DEFAULT,)
+        metrics: Any = self.metrics
+        score: Any = self.score
+        keep_maps: Any = self.keep_maps
+        if keep_maps is True and self.out is None:
+            raise InputError("keep_maps: expected a folder, or True with out=, got True without out=")
+        if isinstance(keep_maps, bool):
+            keep_maps = self.out / "maps" if keep_maps and self.out is not None else None
+        self._set(
+            methods=[methods] if isinstance(methods, (str, Method)) else list(methods),
+            metrics=[metrics] if isinstance(metrics, str) else list(metrics),
+            score=[score] if isinstance(score, str) else score,
+            random=self._measures_chance() if self.random is None else self.random,
+            keep_maps=None if keep_maps is None else Path(keep_maps),
+        )
+
+    def _measures_chance(self) -> bool:
+        """Whether the chance level is added by default: to a new folder, and to a resumed run that has it."""
+        from steadygaze.runs.rows import read_run
+
+        if self.out is None:
+            return False
+        if not (self.out / "run.json").is_file():
+            return True
+        columns = read_run(self.out)["settings"].get("columns", [])
+        return any(method == CHANCE for method, *_ in columns)
+
+    @property
+    def learned(self) -> dict[str, Path | None]:
+        """The files of learned methods, by the method's name."""
+        return {"diffmask": self.diffmask, "vit_shapley": self.shapley}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StressRequest(Request):
+    """What `stress` is given; data may be None if every suite has images of its own.
+
+    options: of the suites, by name, as the user gave them
+    map_method: attribution method of the maps that are stored with the run, for reports
+    """
+
+    model: Model = option(
+        MISSING,
+        "Model, also a CNN or a segmenter: {MODEL_SOURCES}.",
+        python="Any classifier; a CNN serves all suites but attention, and no tokens are dropped. For the "
+        "suite segmentation a segmenter: its output is (B, C, h, w), an output of transformers with "
+        '`.logits`, or torchvision\'s dict with "out". Files need the result of `load_model`, or a name '
+        "for it.",
+        type=str,
+        flags=("--model", "-m"),
+        panel="Model",
+        required=True,
+    )
+    data: Data | None = option(
+        MISSING,
+        "{DATA_SOURCES} Not needed by shift and neighbors.",
+        python='A folder of labeled images or its index.csv, a stream "wds:..." or "hf:..." (see '
+        "docs/data.md), or batches (images, labels): a list, a Dataset or a DataLoader; images (B, 3, H, W) "
+        "normalized for the model, labels (B,), or of a segmenter label maps (B, H, W) with 255 where "
+        "nothing counts. None: for suites with images of their own.",
+        flags=("--data", "-d"),
+        panel="Data",
+    )
+    suites: str | Sequence[str] = option(
+        ("corruptions",),
+        "Suites, comma-separated; `steadygaze suites` lists them: corruptions, sequences, attacks, "
+        "occlusion, attention, synthetic, shift:NAME=FOLDER, neighbors:NAME=FOLDER (with train/ and test/, "
+        "or a published dataset), neighbors:NAME=TRAIN=TEST. For segmenters: segmentation.",
+        python="Names of `sg.list_suites()`, such as corruptions, attacks, shift:NAME=FOLDER.",
+        type=list[str],
+        flags=("--suites", "-s"),
+        panel=SUITES,
+        required=True,
+    )
+    options: Mapping[str, Any] = field(default_factory=dict)
+    map_method: str = DEFAULT
+
+
+# Options of the suites that are in this package, which the command lists beside those of the request. The
+# suites themselves check them, and have the defaults.
+SUITE_OPTIONS = {
+    "corruptions": Option(alias="Corruptions"),
+    "severities": Option(alias="Severities"),
+    "epsilons": Option(alias="Epsilons"),
+    "pgd_steps": Option("Number of PGD steps. Default: 10.", metavar="N", type=int | None, panel=SUITES),
+    "salient": Option(
+        "Attribution method that ranks the tokens in the suite occlusion. Default: {DEFAULT}.",
+        metavar="METHOD",
+        panel=SUITES,
+    ),
+    "backgrounds": Option(
+        "Background images, for the suite synthetic.", metavar="FOLDER", type=Path | None, panel=SUITES
+    ),
+    "partial": Option(
+        "Accept incomplete downloads of the datasets of shift and neighbors.",
+        type=bool,
+        flags=("--partial",),
+        panel=SUITES,
+    ),
+    "bank": Option(
+        "Use at most N training images for neighbors, spread evenly. Default: all.",
+        metavar="N",
+        type=int | None,
+        panel=SUITES,
+    ),
+}
 
 
 def check_counts(**counts: int | None) -> None:
@@ -255,52 +505,3 @@ def check_counts(**counts: int | None) -> None:
             raise InputError(f"{name}: expected a whole number of {least} or more, got {value!r}")
         if value is not None and value >= TOO_LARGE:
             raise InputError(f"{name}: expected a whole number below 2**63, got {value}")
-
-
-def identity_of(model: nn.Module, loaded: LoadedModel | None) -> dict[str, str]:
-    """The model in a row: its name, and the hash of its weights."""
-    return loaded.identity if loaded else {"model": type(model).__name__, "weights": weights_hash(model)}
-
-
-def about_run(request: Request) -> dict[str, Any]:
-    """What run.json records besides the settings: it does not change the numbers."""
-    shards = {"shards": request.shard.count} if request.shard else {}
-    return {"command": request.command, "began": datetime.now(UTC).isoformat(timespec="seconds"), **shards}
-
-
-def named_by_data(loaded: LoadedModel, place: Path | StreamSpec, classes: int) -> LoadedModel:
-    """The model with the folders of the data, in alphabetical order, or the names of labels that a stream is
-    given, as names of its classes.
-
-    Only for a model without names, and only if there are as many names as classes; folders named by index
-    or synset need no names.
-    """
-    if loaded.class_names is not None:
-        return loaded
-    if isinstance(place, StreamSpec):
-        given = place.label_names
-        return loaded if given is None or len(given) != classes else replace(loaded, class_names=given)
-    folder = place
-    if not folder.is_dir() or (folder / "index.csv").exists():
-        return loaded
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if len(names) != classes or any(name.isdecimal() or SYNSET.fullmatch(name) for name in names):
-        return loaded
-    return replace(loaded, class_names=tuple(names))
-
-
-def number_of_classes(model: nn.Module, size: tuple[int, int]) -> int:
-    """The number of classes of a classifier, or of answers of a model that answers questions."""
-    if answers_questions(model):
-        return int(model.config.num_labels)  # type: ignore[union-attr, arg-type]
-    parameter = next(iter(model.parameters()), torch.zeros(0))
-    with torch.no_grad(), evaluation_mode(model):
-        images = torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype)
-        output = run_model(model, images)
-    logits = logits_of(output)
-    if logits.dim() != 2:
-        raise UnsupportedModelError(
-            f"{type(model).__name__}: expected a classifier that gives logits (B, classes), got "
-            f"{tuple(logits.shape)}. For a segmenter, use the stress suite segmentation."
-        )
-    return logits.shape[1]

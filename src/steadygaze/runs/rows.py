@@ -25,7 +25,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,6 +36,7 @@ from pyarrow import json as arrow_json
 from steadygaze.errors import InputError
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.shards import WHOLE, Shard, shard_of_file
+from steadygaze.runs.views import VIEWS
 from steadygaze.untrusted import (
     LARGEST,
     MATCHING,
@@ -49,10 +50,6 @@ from steadygaze.untrusted import (
     raw_lines,
     read_json,
 )
-
-if TYPE_CHECKING:
-    from steadygaze.runs.card import Card
-    from steadygaze.runs.ranking import Table
 
 TEXTS = ("model", "weights", "method", "score", "setting", "metric", "image", "note", "flag", "content")
 CODED = (*TEXTS, "seed")  # columns with few distinct values, stored as categoricals
@@ -538,14 +535,10 @@ class Rows:
         return len(self.columns())
 
     def __repr__(self) -> str:
-        from steadygaze.runs.display import rows_text
-
-        return rows_text(self)
+        return VIEWS["text"](self)
 
     def _repr_html_(self) -> str:
-        from steadygaze.runs.display import rows_html
-
-        return rows_html(self)
+        return VIEWS["html"](self)
 
     @property
     def kinds(self) -> set[str]:
@@ -613,30 +606,25 @@ class Rows:
 
         partition: method, setting or metric; `path` is then a folder with a file for each of its values
         """
-        from steadygaze.runs.export import export_rows
-
         file = Path(path)
         if partition is None and file.suffix != ".parquet":
             raise InputError(f"expected a file that ends in .parquet, got {file.name}")
-        return export_rows(self, file, partition, on_progress)
+        return VIEWS["file"](self, file, partition, on_progress)
 
-    def table(self, *, repeats: int = 2000, seed: int = 0) -> Table:
-        """The ranking: one value with its 95 % interval for each method, score and metric."""
-        from steadygaze.runs.ranking import Table
-
+    def table(self, *, repeats: int = 2000, seed: int = 0) -> Any:
+        """The ranking, a `runs.ranking.Table`: one value with its 95 % interval for each method, score and
+        metric."""
         if STRESS in self.kinds:
             raise InputError(
                 "expected rows of verify, got rows of a stress run: their numbers are in cards()"
             )
-        return Table.of(self, repeats=repeats, seed=seed)
+        return VIEWS["table"](self, repeats=repeats, seed=seed)
 
-    def cards(self, *, repeats: int = 2000, seed: int = 0) -> list[Card]:
-        """The summary of each stress run: one value with its 95 % interval for each setting and metric, and
-        the scores.
+    def cards(self, *, repeats: int = 2000, seed: int = 0) -> list[Any]:
+        """The summary of each stress run, a `runs.card.Card`: one value with its 95 % interval for each
+        setting and metric, and the scores.
         """
-        from steadygaze.runs.card import Card
-
-        return Card.of(self, repeats=repeats, seed=seed)
+        return VIEWS["cards"](self, repeats=repeats, seed=seed)
 
 
 def _shards_of_one_run(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:

@@ -1,15 +1,8 @@
 """Sample images that a run stores in its folder, so that a report needs neither the model nor the data.
 
-RUN/samples/ holds `samples.json`, which `verify` and `stress` fill each in their own way, and JPEG files.
-
-The images on which the leading method did best and worst, with maps, stored in the run's folder for the
-report.
-
-Images that reports show, stored with the run so that a report needs neither the model nor the data.
-
-RUN/samples/ holds `samples.json` and JPEG files: one image under the conditions of each suite, and a
-thumbnail with the attribution map of the predicted class for up to 64 images of the data, spread evenly over
-its classes.
+RUN/samples/ holds `samples.json` and JPEG files. `verify` stores the images on which the leading method did
+best and worst, with maps; `stress` one image under the conditions of each suite, and a thumbnail with the
+attribution map of the predicted class for up to 64 images of the data, spread evenly over its classes.
 """
 
 from __future__ import annotations
@@ -17,10 +10,10 @@ from __future__ import annotations
 import base64
 import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,23 +27,23 @@ from steadygaze.methods.explain import explain, explain_batch
 from steadygaze.results.attribution import Attribution
 from steadygaze.results.drawing import to_pil_image
 from steadygaze.results.map_files import StoredMethod
+from steadygaze.runs.evaluator import Evaluator
 from steadygaze.runs.plan import Column
-from steadygaze.runs.ranking import CHANCE, Line, Section, quantity
-from steadygaze.runs.source import ImageView, RunImage, StreamData, StressJob
+from steadygaze.runs.ranking import Line, Section, quantity
+from steadygaze.runs.request import CHANCE
+from steadygaze.runs.rows import Rows
+from steadygaze.runs.source import ImageLoader, ImageView, RunImage
+from steadygaze.runs.suite import Suite
 from steadygaze.target import Outputs, describe, predictions
 from steadygaze.untrusted import read_bounded, read_json, read_record
-
-if TYPE_CHECKING:
-    from steadygaze.runs.rows import Rows
-    from steadygaze.runs.stress import PreparedStress
-    from steadygaze.runs.verify import PreparedVerify
+from steadygaze.vit.view import ViT
 
 FOLDER, INDEX = "samples", "samples.json"
 SIDE = 448  # pixels of the longer side of a stored image: pages show it small, and whole on a click
 
 
 def read_index(run: Path) -> dict[str, Any] | None:
-    """The record of a run's samples; None if it has none (in memory, of the first version, or unfinished)."""
+    """The record of a run's samples; None if it has none (in memory, or unfinished)."""
     path = run / FOLDER / INDEX
     try:
         record = read_json(run, f"{FOLDER}/{INDEX}", ": delete it, and the report has no images")
@@ -124,29 +117,43 @@ def read_map_samples(run: Path) -> VerifySamples | None:
     return read_record(VerifySamples, record, str(run / FOLDER / INDEX))
 
 
-def store_map_samples(out: Path, prepared: PreparedVerify, rows: Rows) -> None:
-    """Store the samples of a finished run, unless the same ones are there."""
+def store_map_samples(
+    out: Path,
+    rows: Rows,
+    columns: Sequence[Column],
+    vit: ViT,
+    batches: Callable[[Sequence[str]], Iterator[Batch]],
+    target_of: Callable[[Batch, CachedForward], Tensor],
+    class_names: Sequence[str] | None,
+) -> None:
+    """Store the samples of a finished run of verify, unless the same ones are there.
+
+    columns: of the run; the leading ones are shown
+    batches: reads images again, by name, each as a batch of one
+    """
     sections = rows.table(repeats=1).sections
     if not sections:
         return
     section = sections[0]
     metric = section.shown[0]
-    columns = leading_columns(section, prepared.plan.columns)
-    if not columns:
+    leading = leading_columns(section, columns)
+    if not leading:
         return
-    lines = [(column.method.name, column.score) for column in columns]
+    lines = [(column.method.name, column.score) for column in leading]
     best, worst = extremes(section, metric, lines[0])
     before = read_map_samples(out)
     if before is not None and before.methods == lines and before.metric == metric:
         stored = [[sample.name for sample in group] for group in (before.best, before.worst)]
         if stored == [best, worst]:
             return
+    arrays = [section.array(metric, line) for line in lines]
     try:
-        names = list(dict.fromkeys([*best, *worst]))
         samples = {}
-        for number, batch in enumerate(prepared.source.again(names)):
-            values = _values(section, metric, lines, batch.names[0])
-            samples[batch.names[0]] = _sample(out, prepared, columns, batch, number, values)
+        for number, batch in enumerate(batches(list(dict.fromkeys([*best, *worst])))):
+            name = batch.names[0]
+            index = section.names.index(name)
+            title, files = _draw_maps(out, number, batch, leading, vit, target_of, class_names)
+            samples[name] = MapSample(name, title, [float(values[index]) for values in arrays], files)
         record = VerifySamples(
             lines,
             metric,
@@ -188,32 +195,27 @@ def extremes(section: Section, metric: str, line: Line) -> tuple[list[str], list
     return [section.names[i] for i in order[:each]], [section.names[i] for i in order[::-1][:each]]
 
 
-def _values(section: Section, metric: str, lines: Sequence[Line], name: str) -> list[float]:
-    index = section.names.index(name)
-    return [float(section.array(metric, line)[index]) for line in lines]
-
-
-def _sample(
+def _draw_maps(
     out: Path,
-    prepared: PreparedVerify,
-    columns: Sequence[Column],
-    batch: Batch,
     number: int,
-    values: list[float],
-) -> MapSample:
-    batch = batch.to(prepared.device)
-    forward = CachedForward.of(prepared.vit, batch.images)
-    target = prepared.target_of(batch, forward)
+    batch: Batch,
+    columns: Sequence[Column],
+    vit: ViT,
+    target_of: Callable[[Batch, CachedForward], Tensor],
+    class_names: Sequence[str] | None,
+) -> tuple[str, list[str]]:
+    """Store an image and its map by each method; returns what is explained, and the file names."""
+    batch = batch.to(next(vit.model.parameters()).device)
+    forward = CachedForward.of(vit, batch.images)
+    target = target_of(batch, forward)
     image = thumbnail(_shown(batch))
     files = [save_image(out, f"image{number}", image)]
-    with torch.no_grad():
-        outputs = prepared.vit.plan.outputs
-        numbers = predictions(outputs, forward.logits[0])
     for k, column in enumerate(columns):
         attribution = _attribution(column, forward, target, batch.names)
         files.append(save_image(out, f"image{number}-map{k}", attribution.overlay(image)))
-    class_names = None if prepared.loaded is None else prepared.loaded.class_names
-    return MapSample(batch.names[0], _title(outputs, numbers, int(target[0]), class_names), values, files)
+    with torch.no_grad():
+        numbers = predictions(vit.plan.outputs, forward.logits[0])
+    return _title(vit.plan.outputs, numbers, int(target[0]), class_names), files
 
 
 def _attribution(column: Column, forward: CachedForward, target: Tensor, names: Sequence[str]) -> Attribution:
@@ -285,121 +287,109 @@ class Samples:
 
 
 def read_setting_samples(run: Path) -> Samples | None:
-    """The samples of a run folder; None if it has none (first version, or a run that was killed early)."""
+    """The samples of a run folder; None if it has none (a run that was killed early)."""
     record = read_index(run)
     if record is None:
         return None
     return read_record(Samples, record, str(run / FOLDER / INDEX))
 
 
-def store_setting_samples(out: Path, ready: PreparedStress, jobs: Iterable[StressJob]) -> None:
-    """Store the samples of a run, unless they are there. jobs: the first group, whose images are shown."""
-    images = data_images(ready, jobs)
-    if not images or are_stored(out, ready):
-        return
-    try:
-        shown = first_readable(ready, images)
-        if shown is None:
+@dataclass(frozen=True)
+class SettingSampler:
+    """Stores the samples of a stress run. method: of the maps        class_names: of the model, if known"""
+
+    out: Path
+    evaluator: Evaluator
+    suites: Sequence[Suite]
+    loader: ImageLoader
+    method: str
+    class_names: Sequence[str] | None
+
+    @property
+    def stored(self) -> bool:
+        """Whether the folder has the samples of this run."""
+        before = read_setting_samples(self.out)
+        return before is not None and before.method == self.method
+
+    def store(self, images: Sequence[RunImage]) -> None:
+        """Store the samples, unless they are there. images: of the data, in its order."""
+        if not images or self.stored:
             return
-        images_shown = image_samples(out, ready, images[:MOST])
-        record = {
-            "image": shown.name,
-            "method": ready.request.map_method,
-            "conditions": [asdict(one) for one in condition_samples(out, ready, shown)],
-            "images": [asdict(one) for one in images_shown],
-            "class_names": _names_of(ready, images_shown),
-            "note": "".join(f", {s.samples_note}" for s in ready.suites.values() if s.samples_note),
-        }
-        write_index(out, record)
-    except (SteadygazeError, OSError) as error:  # the rows are what counts
-        warnings.warn(f"no sample images are stored with the run: {error}", stacklevel=2)
-
-
-def are_stored(out: Path, ready: PreparedStress) -> bool:
-    """Whether the folder has the samples of this run."""
-    before = read_setting_samples(out)
-    return before is not None and before.method == ready.request.map_method
-
-
-def first_readable(ready: PreparedStress, images: Sequence[RunImage]) -> RunImage | None:
-    """The first image by name that can be read."""
-    for image in sorted(images, key=lambda one: one.name):
         try:
-            ready.loader.pixels(image)
-        except SteadygazeError:
-            continue
-        return image
-    return None
+            shown = self.first_readable(images)
+            if shown is None:
+                return
+            samples = self.images(images[:MOST])
+            classes = sorted({c for sample in samples for c in (sample.label, sample.predicted)})
+            names = self.class_names
+            record = Samples(
+                shown.name,
+                self.method,
+                self.conditions(shown),
+                samples,
+                {} if names is None else {c: names[c] for c in classes},
+                "".join(f", {suite.samples_note}" for suite in self.suites if suite.samples_note),
+            )
+            write_index(self.out, asdict(record))
+        except (SteadygazeError, OSError) as error:  # the rows are what counts
+            warnings.warn(f"no sample images are stored with the run: {error}", stacklevel=2)
 
+    def first_readable(self, images: Sequence[RunImage]) -> RunImage | None:
+        """The first image by name that can be read."""
+        for image in sorted(images, key=lambda image: image.name):
+            try:
+                self.loader.pixels(image)
+            except SteadygazeError:
+                continue
+            return image
+        return None
 
-def _names_of(ready: PreparedStress, images: Sequence[ImageSample]) -> dict[int, str]:
-    names = ready.class_names
-    classes = {c for image in images for c in (image.label, image.predicted)}
-    return {} if names is None else {c: names[c] for c in sorted(classes)}
+    def conditions(self, image: RunImage) -> list[ConditionSample]:
+        """Store one image under the conditions of each suite."""
+        view = ImageView(image, self.loader)
+        samples = [sample for suite in self.suites for sample in suite.samples(self.evaluator, view)]
+        stored = []
+        for number, sample in enumerate(samples):
+            shown = sample.image if sample.wide else thumbnail(sample.image)
+            file = save_image(self.out, f"condition{number}", shown)
+            stored.append(ConditionSample(sample.title, file, sample.wide))
+        return stored
 
+    def images(self, images: Sequence[RunImage]) -> list[ImageSample]:
+        """Store thumbnails and maps of images; those that cannot be read are left out."""
+        if any(suite.label_maps for suite in self.suites) or self.evaluator.outputs != "classes":
+            return []
+        stored = []
+        for number, image in enumerate(images):
+            try:
+                pixels = self.loader.pixels(image)
+            except SteadygazeError:
+                continue
+            tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None]
+            shown = self.evaluator.normalize(tensor)
+            probabilities = self.evaluator.logits(shown)[0].softmax(-1)
+            predicted = int(probabilities.argmax())
+            small = thumbnail(Image.fromarray(pixels))
+            overlay = self._overlay(shown, predicted, small)
+            stored.append(
+                ImageSample(
+                    image.name,
+                    image.labels[0],
+                    predicted,
+                    round(float(probabilities[predicted]), 4),
+                    save_image(self.out, f"image{number}", small),
+                    None if overlay is None else save_image(self.out, f"map{number}", overlay),
+                )
+            )
+        return stored
 
-def data_images(ready: PreparedStress, jobs: Iterable[StressJob]) -> list[RunImage]:
-    """The images of the data, in its order; of a stream, the first ones."""
-    if isinstance(ready.data, StreamData):
-        return ready.data.first_images
-    own = {image.name: image for job in jobs for image in job.run_images if image.reader is None}
-    return list(own.values())
-
-
-def condition_samples(out: Path, ready: PreparedStress, image: RunImage) -> list[ConditionSample]:
-    """Store one image under the conditions of each suite."""
-    view = ImageView(image, ready.loader)
-    samples = [sample for suite in ready.suites.values() for sample in suite.samples(ready.evaluator, view)]
-    stored = []
-    for number, sample in enumerate(samples):
-        shown = sample.image if sample.wide else thumbnail(sample.image)
-        stored.append(
-            ConditionSample(sample.title, save_image(out, f"condition{number}", shown), sample.wide)
-        )
-    return stored
-
-
-def image_samples(out: Path, ready: PreparedStress, images: Sequence[RunImage]) -> list[ImageSample]:
-    """Store thumbnails and maps of images; those that cannot be read are left out."""
-    if any(suite.label_maps for suite in ready.suites.values()) or ready.evaluator.outputs != "classes":
-        return []
-    stored = []
-    for number, image in enumerate(images):
+    def _overlay(self, image: Tensor, predicted: int, small: Image.Image) -> Image.Image | None:
+        if self.evaluator.vit is None:
+            return None
         try:
-            pixels = ready.loader.pixels(image)
-        except SteadygazeError:
-            continue
-        tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None]
-        shown = ready.evaluator.normalize(tensor)
-        probabilities = ready.evaluator.logits(shown)[0].softmax(-1)
-        predicted = int(probabilities.argmax())
-        small = thumbnail(Image.fromarray(pixels))
-        map_file = None
-        overlay = _overlay(ready, shown, predicted, small)
-        if overlay is not None:
-            map_file = save_image(out, f"map{number}", overlay)
-        stored.append(
-            ImageSample(
-                image.name,
-                image.labels[0],
-                predicted,
-                round(float(probabilities[predicted]), 4),
-                save_image(out, f"image{number}", small),
-                map_file,
-            )
-        )
-    return stored
-
-
-def _overlay(ready: PreparedStress, image: torch.Tensor, predicted: int, small: Image.Image) -> Any:
-    if ready.evaluator.vit is None:
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DegenerateMapWarning)
-            attribution = explain(
-                ready.evaluator.vit, image, target=predicted, method=ready.request.map_method
-            )
-        return attribution.overlay(small)
-    except SteadygazeError:  # the method does not serve this model, or the map is broken
-        return None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DegenerateMapWarning)
+                attribution = explain(self.evaluator.vit, image, target=predicted, method=self.method)
+            return attribution.overlay(small)
+        except SteadygazeError:  # the method does not serve this model, or the map is broken
+            return None

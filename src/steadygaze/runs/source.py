@@ -1,23 +1,23 @@
-"""From image files (or pixels in memory) to what the model is shown: uint8, resized and cropped, before
-normalization. Runs in worker processes beside the model; a job is one batch of images under one condition.
+"""The images of a stress run: labeled files of a folder or a stream, or batches in memory.
 
-The images of a stress run's data: labeled files of a folder or a stream, or batches in memory.
+Worker processes beside the model turn them into what the model is shown: uint8, resized and cropped, before
+normalization. A job is one batch of images under one condition.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -40,17 +40,22 @@ from steadygaze.errors import ImageError, InputError
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.robustness.attacks import pixels_of
 from steadygaze.runs.loop import Inputs, Job
-from steadygaze.runs.request import Normalization, Request, check_levels
-from steadygaze.runs.suite import Condition, Suite
+from steadygaze.runs.prepare import Normalization, check_levels
+from steadygaze.runs.request import Request
+from steadygaze.runs.settings import Condition, Views
 from steadygaze.seeding import image_seed
-
-if TYPE_CHECKING:
-    from steadygaze.runs.suite import Condition, Suite
-
 
 Pixels = UInt8[np.ndarray, "h w 3"]
 
 REMEMBERED = 2  # batches of images that a worker keeps for the next condition
+
+
+class ViewMaker(Protocol):
+    """The part of a suite that runs in worker processes."""
+
+    def make(self, image: ImageView, condition: Condition) -> Views:
+        """The views that the condition makes of one image."""
+        ...
 
 
 class Reader(Protocol):
@@ -89,13 +94,31 @@ class StressJob(Job):
 
 
 @dataclass(frozen=True)
-class MadeImages:
-    """What a worker gives back: the images that could be read, their views (B, V, 3, H, W), and label maps
-    where they are used."""
+class Batch:
+    """Images under one condition.
 
-    images: tuple[RunImage, ...]
-    views: UInt8[Tensor, "b v 3 h w"]
-    label_maps: Tensor | None = None
+    views: (B, V, 3, H, W); as a worker makes them 8-bit, as a suite measures them normalized
+    label_maps: (B, H, W), of a segmenter
+    """
+
+    images: Sequence[RunImage]
+    views: Float[Tensor, "b v c h w"] | UInt8[Tensor, "b v c h w"]
+    label_maps: Int[Tensor, "b h w"] | UInt8[Tensor, "b h w"] | None = None
+
+    @property
+    def first(self) -> Tensor:
+        """The first view, which most conditions have alone."""
+        return self.views[:, 0]
+
+    @property
+    def correct(self) -> list[tuple[int, ...]]:
+        """Every correct class of each image."""
+        return [image.labels for image in self.images]
+
+    @property
+    def labels(self) -> Int[Tensor, " b"]:
+        """The label of each image, the first of the correct classes."""
+        return torch.tensor([image.labels[0] for image in self.images], device=self.views.device)
 
 
 @dataclass
@@ -109,7 +132,7 @@ class ImageLoader:
     """
 
     seed: int
-    suites: Mapping[str, Suite]
+    suites: Mapping[str, ViewMaker]
     preprocess: Preprocess
     memory: Mapping[str, Pixels] | None = None
     given: Mapping[str, Tensor] = field(default_factory=dict)
@@ -125,7 +148,7 @@ class ImageLoader:
         """Advance to the next batch of data in memory."""
         self.memory, self.given, self.label_maps = pixels, given, label_maps
 
-    def load(self, job: StressJob) -> Inputs[MadeImages]:
+    def load(self, job: StressJob) -> Inputs[Batch]:
         assert job.condition is not None
         suite = self.suites[job.condition.suite]
         views: list[np.ndarray] = []
@@ -142,10 +165,10 @@ class ImageLoader:
         self._forget(REMEMBERED * max(1, len(job.run_images)))
         return Inputs(data, content, unreadable)
 
-    def _stacked(self, images: list[RunImage], views: list[np.ndarray]) -> MadeImages:
+    def _stacked(self, images: list[RunImage], views: list[np.ndarray]) -> Batch:
         stacked = torch.from_numpy(np.stack(views)).permute(0, 1, 4, 2, 3).contiguous()
         maps = [self.label_maps[image.name] for image in images] if self.label_maps else None
-        return MadeImages(tuple(images), stacked, None if maps is None else torch.from_numpy(np.stack(maps)))
+        return Batch(tuple(images), stacked, None if maps is None else torch.from_numpy(np.stack(maps)))
 
     def readable(self, job: StressJob, image: str) -> bool:
         """Whether an image, and its mask where masks are used, can be read now."""
@@ -339,8 +362,8 @@ class FolderData:
         """What defines the numbers of the run."""
         lines = [f"{image.name}\t{image.labels}" for image in self.images]
         facts: dict[str, Any] = {
-            "pictures": len(lines) or None,
-            "pictures_hash": names_hash(lines) if lines else None,
+            "images": len(lines) or None,
+            "images_hash": names_hash(lines) if lines else None,
             "layout": self.labeled.layout,
         }
         if isinstance(self.labeled, Segmented):
@@ -481,8 +504,8 @@ class MemoryData:
         """What defines the numbers of the run."""
         levels = _gray_levels(self.first.images, normalization)
         facts: dict[str, Any] = {
-            "pictures": None,
-            "pictures_hash": tensor_hash(levels, self.first.labels),
+            "images": None,
+            "images_hash": tensor_hash(levels, self.first.labels),
             "data": "in memory",
             "limit": self.limit,
         }

@@ -296,7 +296,10 @@ def total(parts: Iterable[Counts]) -> Counts:
     """Add counts; a total is None if one of them is."""
     each = list(map(vars, parts))
     columns = {name: [counts[name] for counts in each] for name in vars(Counts())}
-    return Counts(**{name: None if None in values else sum(values) for name, values in columns.items()})
+    totals: dict[str, Any] = {
+        name: None if None in values else sum(values) for name, values in columns.items()
+    }
+    return Counts(**totals)
 
 
 def run_status(*folders: str | Path) -> list[RunStatus]:
@@ -320,7 +323,7 @@ def _status(settings: dict[str, Any], folders: Sequence[Path]) -> RunStatus:
         settings.get("data", ""),
         tuple(folders),
         tuple(shards),
-        settings.get("pictures"),
+        settings.get("images"),
     )
 
 

@@ -85,7 +85,7 @@ def _check_same_settings(folder: Path, before: dict[str, Any], now: dict[str, An
     changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     if changed:
         changes = (f"{key} was {_short(before.get(key))}, is now {_short(now.get(key))}" for key in changed)
-        hint = " (other images, or the same ones in another order)" if "pictures_hash" in changed else ""
+        hint = " (other images, or the same ones in another order)" if "images_hash" in changed else ""
         raise InputError(
             f"{folder} contains a run with other settings: {'; '.join(changes)}{hint}. Use the same settings "
             "to resume it, or choose another output folder."

@@ -1,30 +1,16 @@
-"""From image files (or pixels in memory) to what the model is shown: uint8, resized and cropped, before
-normalization. Runs in worker processes beside the model; a job is one batch of images under one condition.
+"""`stress`: how robust is a model to corruption, shift, attack and occlusion, and what does its attention do?
 
-The images of a stress run's data: labeled files of a folder or a stream, or batches in memory.
-
-The model of a stress run: from pixels to predictions, and from predictions to measurements.
-
-The clean images, which every run over data measures, and what all predictions have: calibration, and the
-table and chart of every setting that is part of no series.
-
-From the names and options that a user gives to suites, checked.
-
-The jobs of a stress run, each a batch of images under one condition, and the settings that define them.
-
-A stress run: what it is given, checked as a whole before anything is written, then executed.
-
-`stress`: how robust is a model to corruption, shift, attack and occlusion, and what does its attention
-do?
+The names and options of suites are checked as a whole before anything is written. A job is a batch of images
+under one condition.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -35,47 +21,35 @@ from steadygaze.data.preprocess import Preprocess
 from steadygaze.data.stream_spec import StreamSpec
 from steadygaze.errors import DamagedDataWarning, InputError, UnknownNameError, UnsupportedModelError
 from steadygaze.loading.loaded import LoadedModel
-from steadygaze.methods.registry import DEFAULT
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.results.manifest import versions
-from steadygaze.runs.evaluator import Batch, Evaluator, class_count, with_predictions
+from steadygaze.runs.evaluator import Evaluator, class_count
 from steadygaze.runs.loop import Pace, Run, at_once, default_num_workers, owned_images, total_work
-from steadygaze.runs.request import (
+from steadygaze.runs.prepare import (
     Normalization,
-    Request,
     about_run,
     identity_of,
     named_by_data,
     normalization_of,
     task_setting,
 )
+from steadygaze.runs.request import StressRequest, documented, options_of
 from steadygaze.runs.rows import STRESS, Row, Rows
-from steadygaze.runs.samples import store_setting_samples
-from steadygaze.runs.shards import World, parse_shard
+from steadygaze.runs.samples import SettingSampler
+from steadygaze.runs.settings import CLEAN, Condition, quantity_record
+from steadygaze.runs.shards import World
 from steadygaze.runs.source import (
+    Batch,
     FolderData,
     ImageLoader,
-    MadeImages,
     MemoryData,
     RunImage,
     StreamData,
     StressJob,
 )
-from steadygaze.runs.suite import (
-    CLEAN,
-    SUITES,
-    Condition,
-    ImageSet,
-    Suite,
-    all_options,
-    check_outputs,
-    quantity_record,
-)
+from steadygaze.runs.suite import SUITES, ImageSet, Suite, all_options, check_outputs, with_predictions
 from steadygaze.target import own_task, task_of_outputs
 from steadygaze.vit.view import ViT
-
-if TYPE_CHECKING:
-    from steadygaze.runs.suite import Condition, Suite
 
 
 def parse_suites(texts: str | Sequence[str], options: Mapping[str, Any] | None = None) -> list[Suite]:
@@ -222,7 +196,7 @@ def run_settings(
 ) -> dict[str, Any]:
     """Everything that defines the numbers of a run."""
     own = [condition for image_set in image_sets for condition in image_set.conditions]
-    everywhere = [*(conditions if facts.get("pictures") != 0 else ()), *own]
+    everywhere = [*(conditions if facts.get("images") != 0 else ()), *own]
     settings = dict.fromkeys(setting for condition in everywhere for setting in condition.settings)
     quantities = dict.fromkeys(metric for condition in everywhere for metric in condition.metrics)
     set_images = {
@@ -250,22 +224,6 @@ def run_settings(
         "notes": notes,
         "versions": {"steadygaze": __version__, **versions()},
     }
-
-
-@dataclass(frozen=True, kw_only=True)
-class StressRequest(Request):
-    """What `stress` is given; data may be None if every suite has images of its own.
-
-    options: of the suites, by name, as the user gave them
-    mean, std: the normalization of images in memory
-    map_method: attribution method of the maps that are stored with the run, for reports
-    """
-
-    suites: str | Sequence[str] = ("corruptions",)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    mean: Sequence[float] | None = None
-    std: Sequence[float] | None = None
-    map_method: str = DEFAULT
 
 
 @dataclass(frozen=True)
@@ -328,6 +286,20 @@ class PreparedStress:
         """All jobs of a run over files, listed."""
         return [job for jobs in self.groups() for job in jobs]
 
+    def sampler(self, out: Path) -> SettingSampler:
+        """Stores sample images in `out`, for reports."""
+        suites = list(self.suites.values())
+        return SettingSampler(
+            out, self.evaluator, suites, self.loader, self.request.map_method, self.class_names
+        )
+
+    def sample_images(self, jobs: Iterable[StressJob]) -> list[RunImage]:
+        """The images of the data, in its order; of a stream, the first ones. jobs: of the first group."""
+        if isinstance(self.data, StreamData):
+            return self.data.first_images
+        own = {image.name: image for job in jobs for image in job.run_images if image.reader is None}
+        return list(own.values())
+
     def work(self, world: World) -> int | None:
         """Number of images that the model of this process is shown; None if unknown."""
         if isinstance(self.data, MemoryData):
@@ -339,11 +311,10 @@ class PreparedStress:
         sets = total_work(set_jobs(self.image_sets, self.request.batch_size), world)
         return None if images is None else images * views + sets
 
-    def compute(self, job: StressJob, made: MadeImages) -> Iterable[Row]:
+    def compute(self, job: StressJob, made: Batch) -> Iterable[Row]:
         """The rows of one job."""
         assert job.condition is not None
-        views = self._views(job.condition, made)
-        batch = Batch(made.images, views, made.label_maps)
+        batch = replace(made, views=self._views(job.condition, made))
         suite = self.suites[job.condition.suite]
         if not job.keys:
             suite.reference(self.evaluator, job.set_name, batch)
@@ -351,7 +322,7 @@ class PreparedStress:
         measurements = suite.measure(self.evaluator, job.condition, batch)
         return self.evaluator.rows(measurements, made.images, self.identity)
 
-    def _views(self, condition: Condition, made: MadeImages) -> torch.Tensor:
+    def _views(self, condition: Condition, made: Batch) -> torch.Tensor:
         given = self.loader.given
         if given and condition.unchanged:
             images = torch.stack([given[image.name] for image in made.images])[:, None]
@@ -394,7 +365,7 @@ def run_stress(
                 jobs, ready.loader, at_once(ready.compute), num_workers=ready.num_workers, processes=True
             )
             if request.out is not None and world.rank == request.shard.index == number == 0:
-                store_setting_samples(request.out, ready, jobs)
+                ready.sampler(request.out).store(ready.sample_images(jobs))
     for damage in ready.damaged:
         warnings.warn(damage, DamagedDataWarning, stacklevel=2)
     return run.rows()
@@ -569,7 +540,7 @@ def _prepared(
     return PreparedStress(
         request,
         evaluator,
-        loader.suites,
+        {suite.name: suite for suite in suites},
         data,
         normalization,
         conditions,
@@ -583,72 +554,42 @@ def _prepared(
     )
 
 
+@documented(StressRequest)
 def stress(
     model: nn.Module | ViT | LoadedModel | str,
     data: Data | None,
     suites: str | Sequence[str] = ("corruptions",),
     *,
-    suite: str | Sequence[str] | None = None,
-    masks: str | Path | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    batch_size: int = 16,
     num_workers: int = 0,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    out: str | Path | None = None,
-    shard: str | tuple[int, int] | None = None,
     on_progress: OnProgress = ignore_progress,
-    **options: Any,
+    **suite_options: Any,
 ) -> Rows:
     """Measure the robustness of a classifier or a segmenter. `.cards()` of the result has the scores.
 
-    model: any classifier; a CNN serves all suites but attention, and no tokens are dropped. For the suite
-        segmentation a segmenter: its output is (B, C, h, w), an output of transformers with `.logits`, or
-        torchvision's dict with "out"
-    data: a folder of labeled images or its index.csv, a stream "wds:..." or "hf:..." (see docs/data.md), or
-        batches (images, labels): a list, a Dataset or a DataLoader; images (B, 3, H, W) normalized for the
-        model, labels (B,), or of a segmenter label maps (B, H, W) with 255 where nothing counts. Files need
-        the result of `load_model`, or a name for it. None: for suites with images of their own
-    suites, suite: names of `sg.list_suites()`; such as corruptions, attacks, shift:NAME=FOLDER
-    masks: a folder of masks or label maps, for suites that need them
-    limit: at most this many images of each set, spread evenly over the classes; of a stream, the first ones
-    batch_size: number of images per batch            num_workers: processes that prepare images ahead
-    mean, std: the normalization of images in memory; known for loaded and timm models, otherwise ImageNet's
-        is assumed, with a warning if the images do not confirm it
-    out: output folder; rows are written as they are computed, and the same call resumes an interrupted run
-    shard: "I/N" or (I, N): compute part I (from 0) of a run that is split over N independent jobs, which may
-        share one output folder; the result is this part
-    options: of the suites, as `sg.list_suites()` describes them: corruptions ("all15", "all19" or names),
-        severities (some of 1..5): of corruptions, attention, segmentation and shift:imagenet-c; epsilons
-        (such as 8/255), pgd_steps: of attacks; salient (a method): of occlusion; backgrounds (a folder): of
-        synthetic; bank (number of training images): of neighbors; partial (accept incomplete downloads): of
-        shift and neighbors
+    Args:
+        {options}
+        on_progress: Called with a `Progress` while the run computes.
+        suite_options: Options of the suites, as `sg.list_suites()` describes them: corruptions ("all15",
+            "all19" or names), severities (some of 1..5): of corruptions, attention, segmentation and
+            shift:imagenet-c; epsilons (such as 8/255), pgd_steps: of attacks; salient (a method): of
+            occlusion; backgrounds (a folder): of synthetic; bank (number of training images): of neighbors;
+            partial (accept incomplete downloads): of shift and neighbors.
 
-    >>> import torch
-    >>> from steadygaze import load_model
-    >>> batch = torch.rand(2, 3, 32, 32), torch.tensor([3, 5])  # images and labels
-    >>> rows = stress(load_model("embedded"), [batch], corruptions="fog", severities=[1])
-    >>> sorted({row["setting"] for row in rows})
-    ['clean', 'fog/1']
+    Returns:
+        The rows: one number for each image, setting and metric.
+
+    Example:
+        >>> import torch
+        >>> from steadygaze import load_model
+        >>> batch = torch.rand(2, 3, 32, 32), torch.tensor([3, 5])  # images and labels
+        >>> rows = stress(load_model("embedded"), [batch], corruptions="fog", severities=[1])
+        >>> sorted({row["setting"] for row in rows})
+        ['clean', 'fog/1']
     """
-    if "batch" in options:
-        batch_size = options.pop("batch")
-    if "workers" in options:
-        num_workers = options.pop("workers")
+    known = {field.name for field, _ in options_of(StressRequest)}
+    given = {name: value for name, value in suite_options.items() if name in known}
+    options = {name: value for name, value in suite_options.items() if name not in known}
     request = StressRequest(
-        model=model,
-        data=data,
-        out=None if out is None else Path(out),
-        suites=suites if suite is None else suite,
-        options=options,
-        masks=None if masks is None else Path(masks),
-        limit=limit,
-        seed=seed,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        mean=mean,
-        std=std,
-        shard=parse_shard(shard),
+        model=model, data=data, suites=suites, num_workers=num_workers, options=options, **given
     )
     return run_stress(request, on_progress=on_progress)

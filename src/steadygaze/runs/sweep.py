@@ -30,10 +30,11 @@ from steadygaze.files import write_atomic
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.quantity import Quantity
 from steadygaze.runs.card import Card, Key
+from steadygaze.runs.request import StressRequest
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.shards import WHOLE, Shard
 from steadygaze.runs.statistics import interval
-from steadygaze.runs.stress import StressRequest, parse_suites, run_stress
+from steadygaze.runs.stress import parse_suites, run_stress
 from steadygaze.training.loop import train
 from steadygaze.training.recipe import Recipe
 from steadygaze.training.run_files import TrainingStoppedError, holds_run

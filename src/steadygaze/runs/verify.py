@@ -1,22 +1,10 @@
-"""Attribution maps for a run: a broken map is flagged and does not stop the run or spoil the other maps.
+"""`verify`: how faithful are the maps of these methods, on this model and this data?
 
-What a run computes: columns (a method with the score it explains) and the maps behind them, each computed
-once.
-
-The images of a `verify` run as jobs of the loop: files of a folder or a stream, or batches in memory.
-
-The rows of a batch, as they become known: maps of every column, measured by every metric.
-
-Methods that share passes are explained together (a part). Their maps are then measured a few at a time, so
-that rows are on the disk soon after their map is made; metrics that compare maps or run the methods again
-follow when all parts are done. What is measured together depends on the plan and the device only, never on
-what was done before: the rows of a resumed batch are those of an undisturbed one.
-
-Maps that a `verify` run is given or keeps: where they are, and whether there is one for each image.
-
-A `verify` run: what it is given, checked as a whole before anything is written, then executed.
-
-`verify`: how faithful are the maps of these methods, on this model and this data?
+A request is checked as a whole before anything is written, then executed. Methods that share passes are
+explained together (a part). Their maps are then measured a few at a time, so that rows are on the disk soon
+after their map is made; metrics that compare maps or run the methods again follow when all parts are done.
+What is measured together depends on the plan and the device only, never on what was done before: the rows of
+a resumed batch are those of an undisturbed one.
 """
 
 from __future__ import annotations
@@ -24,12 +12,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -48,13 +36,12 @@ from steadygaze.faithfulness.inputs import Batch, CachedForward
 from steadygaze.faithfulness.metric import METRICS, Values
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.methods.learned import with_files
-from steadygaze.methods.registry import DEFAULT, Method
+from steadygaze.methods.registry import Method
 from steadygaze.methods.search import report_searches
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.results.manifest import versions
 from steadygaze.results.map_files import (
     SUFFIX,
-    Given,
     MapFolder,
     MapName,
     MapWriter,
@@ -64,11 +51,9 @@ from steadygaze.results.map_files import (
 )
 from steadygaze.runs.loop import Inputs, J, Job, Lacks, Pace, Portion, Run, default_num_workers, owned_images
 from steadygaze.runs.maps import BROKEN, MethodMaps, flags_of, maps_of
-from steadygaze.runs.plan import DEFAULT_METRICS, MapPart, Plan, make_plan, parse_start_layers
-from steadygaze.runs.ranking import CHANCE
-from steadygaze.runs.request import (
+from steadygaze.runs.plan import MapPart, Plan, make_plan, parse_start_layers
+from steadygaze.runs.prepare import (
     Normalization,
-    Request,
     about_run,
     identity_of,
     named_by_data,
@@ -76,9 +61,10 @@ from steadygaze.runs.request import (
     number_of_classes,
     task_setting,
 )
-from steadygaze.runs.rows import Row, RowKey, Rows, json_number, read_run
+from steadygaze.runs.request import DEFAULT_METRICS, Request, VerifyRequest, documented
+from steadygaze.runs.rows import Row, RowKey, Rows, json_number
 from steadygaze.runs.samples import store_map_samples
-from steadygaze.runs.shards import World, parse_shard
+from steadygaze.runs.shards import World
 from steadygaze.runs.status import others_are_running
 from steadygaze.target import Outputs, task_of_outputs
 from steadygaze.vit.adapt import adapt
@@ -87,65 +73,13 @@ from steadygaze.vit.image_range import range_note
 from steadygaze.vit.view import ViT
 
 if TYPE_CHECKING:
-    from steadygaze.runs.rows import Rows
-
-
-class ImageSource(Protocol):
-    """Where the images of a run come from; also the `Loader` of its jobs."""
-
-    @property
-    def count(self) -> int | None:
-        """The number of images; None if unknown."""
-        ...
-
-    def work(self, world: World) -> int | None:
-        """The number of images that this process computes; None if unknown."""
-        ...
-
-    @property
-    def damaged(self) -> list[str]:
-        """What could not be read whole, with reasons: shards of a stream."""
-        ...
-
-    def jobs(self, keys: tuple[RowKey, ...]) -> Iterator[Iterable[Any]]:
-        """Groups of jobs; each group is executed before the next is made. A group that is an iterator is
-        read as it is executed.
-        """
-        ...
-
-    def position(self, image: str) -> int:
-        """The position of an image in the data, by name."""
-        ...
-
-    def load(self, job: Any) -> Inputs[Batch]: ...
-
-    def readable(self, job: Any, image: str) -> bool: ...
-
-    def content(self, job: Any, image: str) -> str: ...
-
-    def again(self, images: Sequence[str]) -> Iterator[Batch]:
-        """These images once more, each as a batch of one; nothing if the data cannot be read twice."""
-        ...
-
-
-# -- files
-# -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FilesJob(Job):
-    """A batch of image files."""
-
-    items: tuple[Item, ...] = ()
-
-    def item(self, image: str) -> Item:
-        """The file of an image."""
-        return self.items[self.images.index(image)]
+    from steadygaze.runs.request import Target
 
 
 @dataclass(frozen=True)
 class FilesSource:
-    """Labeled images of a folder or a stream, with masks if they are needed."""
+    """Labeled images of a folder or a stream, with masks if they are needed; also the `Loader` of its jobs,
+    whose payload is a tuple of `Item`."""
 
     images: LabeledImages | ImageStream
     loaded: LoadedModel
@@ -162,22 +96,22 @@ class FilesSource:
     def damaged(self) -> list[str]:
         return self.images.damaged if isinstance(self.images, ImageStream) else []
 
-    def jobs(self, keys: tuple[RowKey, ...]) -> Iterator[Iterable[FilesJob]]:
+    def jobs(self, keys: tuple[RowKey, ...]) -> Iterator[Iterable[Job]]:
         if isinstance(self.images, ImageStream):
             yield self._jobs(read_ahead(self.images), keys)
         else:
             yield list(self._jobs(iter(self.images), keys))
 
-    def _jobs(self, items: Iterator[Item], keys: tuple[RowKey, ...]) -> Iterator[FilesJob]:
+    def _jobs(self, items: Iterator[Item], keys: tuple[RowKey, ...]) -> Iterator[Job]:
         batches = iter(lambda: tuple(islice(items, self.batch_size)), ())
         for number, batch in enumerate(batches):
-            yield FilesJob(tuple(item.name for item in batch), keys, batch=number, items=batch)
+            yield Job(tuple(item.name for item in batch), keys, batch=number, payload=batch)
 
     def position(self, image: str) -> int:
         return self.images.position(image)
 
-    def load(self, job: FilesJob) -> Inputs[Batch]:
-        return self._load(job.items)
+    def load(self, job: Job) -> Inputs[Batch]:
+        return self._load(job.payload)
 
     def _load(self, items: Sequence[Item]) -> Inputs[Batch]:
         read: dict[str, tuple[Item, Tensor, Tensor | None]] = {}
@@ -209,21 +143,25 @@ class FilesSource:
         mask = None if decode is None else preprocess.mask(read_mask(item, decode, image.size))
         return preprocess(image), mask
 
-    def readable(self, job: FilesJob, image: str) -> bool:
+    def readable(self, job: Job, image: str) -> bool:
         try:
-            self._read(job.item(image))
+            self._read(_item(job, image))
         except ImageError:
             return False
         return True
 
-    def content(self, job: FilesJob, image: str) -> str:
-        return source_hash(job.item(image).source)
+    def content(self, job: Job, image: str) -> str:
+        return source_hash(_item(job, image).source)
 
     def again(self, images: Sequence[str]) -> Iterator[Batch]:
         for item in self.images.find(images):
             batch = self._load([item]).data
             if batch is not None:
                 yield batch
+
+
+def _item(job: Job, image: str) -> Item:
+    return job.payload[job.images.index(image)]
 
 
 def open_images(
@@ -242,7 +180,7 @@ def open_images(
             "target='predicted'"
         )
     lines = (f"{item.name}\t{item.label}\t{item.mask is not None}" for item in images.items)
-    facts = {"pictures": len(images.items), "pictures_hash": names_hash(lines), "layout": images.layout}
+    facts = {"images": len(images.items), "images_hash": names_hash(lines), "layout": images.layout}
     return images, facts
 
 
@@ -250,16 +188,9 @@ def open_images(
 # -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TensorsJob(Job):
-    """A batch in memory."""
-
-    tensors: TensorBatch | None = field(default=None, repr=False)
-
-
 @dataclass
 class MemorySource:
-    """Data in memory, read as it comes."""
+    """Data in memory, read as it comes; also the `Loader` of its jobs, whose payload is a `TensorBatch`."""
 
     data: InMemoryData
     normalization: Normalization
@@ -283,22 +214,21 @@ class MemorySource:
         """The first batch, which identifies the data in the settings of a run."""
         return next(self._batches)
 
-    def jobs(self, keys: tuple[RowKey, ...]) -> Iterator[Sequence[TensorsJob]]:
+    def jobs(self, keys: tuple[RowKey, ...]) -> Iterator[Sequence[Job]]:
         batch: TensorBatch | None = self.first
         del self.first  # each batch is freed when the next one is read
         for number in count():
             if batch is None:
                 return
-            yield [TensorsJob(batch.names, keys, batch=number, tensors=batch)]
+            yield [Job(batch.names, keys, batch=number, payload=batch)]
             batch = next(self._batches, None)
 
     def position(self, image: str) -> int:
         return int(image)
 
-    def load(self, job: TensorsJob) -> Inputs[Batch]:
-        assert job.tensors is not None
-        hashes = (tensor_hash(image) for image in job.tensors.images)
-        return Inputs(self._batch(job.tensors), dict(zip(job.images, hashes, strict=True)))
+    def load(self, job: Job) -> Inputs[Batch]:
+        hashes = (tensor_hash(image) for image in job.payload.images)
+        return Inputs(self._batch(job.payload), dict(zip(job.images, hashes, strict=True)))
 
     def _batch(self, tensors: TensorBatch) -> Batch:
         return Batch(
@@ -310,12 +240,11 @@ class MemorySource:
             tensors.names,
         )
 
-    def readable(self, job: TensorsJob, image: str) -> bool:
+    def readable(self, job: Job, image: str) -> bool:
         return True
 
-    def content(self, job: TensorsJob, image: str) -> str:
-        assert job.tensors is not None
-        return tensor_hash(job.tensors.images[job.images.index(image)])
+    def content(self, job: Job, image: str) -> str:
+        return tensor_hash(job.payload.images[job.images.index(image)])
 
     def again(self, images: Sequence[str]) -> Iterator[Batch]:
         if not self.data.rereadable:
@@ -524,15 +453,6 @@ def keep_maps(writer: MapWriter, batch: Batch, maps: Maps, target: Tensor, plan:
     )
 
 
-def maps_folder(keep: bool | str | Path, out: str | Path | None) -> Path | None:
-    """The folder for maps that are kept."""
-    if isinstance(keep, bool):
-        if keep and out is None:
-            raise InputError("keep_maps: expected a folder, or True with out=, got True without out=")
-        return Path(out) / "maps" if keep and out is not None else None
-    return Path(keep)
-
-
 def warn_of_missing_maps(folder: Path, rows: Rows) -> None:
     """Rows of an earlier run into the same folder may have been computed without keeping their maps."""
     stored = MapFolder(folder).images if any(folder.glob(f"*{SUFFIX}")) else set()
@@ -556,7 +476,7 @@ def check_complete(plan: Plan, source: FilesSource, target: object) -> None:
     images = {item.name: item for item in source.images}
     for method in plan.stored:
         missing = [image for image in images if not method.source.has(method.maps, image)]
-        if any(source.readable(FilesJob((one,), (), items=(images[one],)), one) for one in missing):
+        if any(source.readable(Job((one,), (), payload=(images[one],)), one) for one in missing):
             unknown = method.source.images - set(images)
             raise InputError(missing_message(method.maps, missing, len(images), unknown))
         unread = set(missing)
@@ -566,44 +486,7 @@ def check_complete(plan: Plan, source: FilesSource, target: object) -> None:
                 method.source.check(method.maps, image, explained)
 
 
-Target = int | str | Sequence[int] | Tensor | None
-
 BY_NAME = ("label", "predicted")
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyRequest(Request):
-    """What `verify` is given.
-
-    target: the class that is explained and scored: "label" or None, "predicted", a class (index or name), or
-        one class for each image
-    start_layers: "all", or layers such as "0,3,6": score each method with PLUS starting at each of them
-    mean, std: the normalization of images in memory
-    diffmask, shapley: files of the learned methods diffmask and vit_shapley
-    maps: maps to measure besides those of `methods`: a folder, or arrays by method
-    keep_maps: a folder for the maps that are computed
-    random: also measure the method `random`, the chance level
-    """
-
-    methods: Sequence[str | Method] = (DEFAULT,)
-    metrics: Sequence[str] = field(default=DEFAULT_METRICS)
-    scores: Sequence[str] | None = None
-    start_layers: str | None = None
-    ratios: Sequence[float] | None = None
-    fill: str = "zero"
-    target: Target = None
-    mean: Sequence[float] | None = None
-    std: Sequence[float] | None = None
-    diffmask: Path | None = None
-    maps: Given | None = None
-    keep_maps: Path | None = None
-    shapley: Path | None = None
-    random: bool = False
-
-    @property
-    def learned(self) -> dict[str, Path | None]:
-        """The files of learned methods, by the method's name."""
-        return {"diffmask": self.diffmask, "vit_shapley": self.shapley}
 
 
 @dataclass(frozen=True)
@@ -617,7 +500,7 @@ class PreparedVerify:
     vit: ViT
     loaded: LoadedModel | None
     plan: Plan
-    source: ImageSource
+    source: FilesSource | MemorySource
     target_of: TargetOf
     identity: dict[str, str]
     settings: dict[str, Any]
@@ -693,7 +576,15 @@ def run_verify(
     if request.keep_maps is not None and run.resumed and world.rank == 0:
         warn_of_missing_maps(request.keep_maps, rows)
     if request.out is not None and world.rank == 0 and not others_are_running(request.out, request.shard):
-        store_map_samples(request.out, ready, Rows.read(request.out))  # of all shards, by the last one
+        store_map_samples(
+            request.out,
+            Rows.read(request.out),  # of all shards, by the last one
+            ready.plan.columns,
+            ready.vit,
+            ready.source.again,
+            ready.target_of,
+            None if ready.loaded is None else ready.loaded.class_names,
+        )
     return rows
 
 
@@ -702,7 +593,7 @@ def _plan(request: VerifyRequest, vit: ViT) -> Plan:
         vit,
         with_files(request.methods, request.learned),
         request.metrics,
-        request.scores,
+        request.score,
         request.ratios,
         request.seed,
         parse_start_layers(request.start_layers, vit),
@@ -791,7 +682,7 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
         warnings.warn(note, ImagesOutOfRangeWarning, stacklevel=5)  # the caller of `verify`
     described: dict[str, Any] = {
         "data": "in memory",
-        "pictures_hash": tensor_hash(first.images, first.labels, first.masks),
+        "images_hash": tensor_hash(first.images, first.labels, first.masks),
         "target": _target_text(target),
         **task_setting(vit.plan.outputs),
     }
@@ -866,7 +757,7 @@ def _target_text(target: str | int | Tensor) -> str:
     return str(target)
 
 
-def _target_function(target: str | int | Tensor, source: ImageSource) -> TargetOf:
+def _target_function(target: str | int | Tensor, source: FilesSource | MemorySource) -> TargetOf:
     """From a batch to the classes that are explained, (B,)."""
     if target == "label":
         return lambda batch, forward: batch.labels
@@ -888,108 +779,33 @@ def _target_function(target: str | int | Tensor, source: ImageSource) -> TargetO
     return given
 
 
+@documented(VerifyRequest)
 def verify(
     model: nn.Module | ViT | LoadedModel | str,
     data: Data,
     methods: str | Method | Sequence[str | Method] | None = None,
     metrics: str | Sequence[str] = DEFAULT_METRICS,
-    target: int | str | Sequence[int] | Tensor | None = None,
-    score: str | Sequence[str] | None = None,
-    seed: int = 0,
     *,
-    method: str | Method | None = None,
-    metric: str | None = None,
-    ratios: Sequence[float] | None = None,
-    fill: str = "zero",
-    masks: str | Path | None = None,
-    limit: int | None = None,
-    batch_size: int = 16,
-    num_workers: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    maps: str | Path | Mapping[str, Any] | None = None,
-    keep_maps: bool | str | Path = False,
-    out: str | Path | None = None,
-    shard: str | tuple[int, int] | None = None,
-    random: bool | None = None,
     on_progress: OnProgress = ignore_progress,
+    **options: Any,
 ) -> Rows:
     """Measure how faithful the maps of attribution methods are. `.table()` of the result is the ranking.
 
-    model: a model, a view, the result of `load_model`, or a name for it; a folder needs one of the last two,
-        which know how images are preprocessed
-    data: a folder of labeled images or its index.csv; a stream "wds:..." or "hf:..." (see docs/data.md); or
-        batches (images, labels) or (images, labels, masks), a `DataLoader` of such batches, or a `Dataset`:
-        images (B, 3, H, W) normalized for the model, labels (B,), masks (B, H, W) with 255 object, 128
-        border, 0 background, or booleans. Images in memory are called "0", "1", ... in order
-    methods, method: names or `sg.method(...)`; "all" is every method that supports the model, "quick" all but
-        searches. By default the method of `explain`, or none if `maps` are given
-    metrics, metric: names of `sg.list_metrics()`
-    target: the class that is explained and scored: None is the label, "predicted", one class, or one for each
-        image
-    score: the quantity that is explained, or several of them; None is each method's own
-    ratios: shares of the patches that are kept or removed; None is 0.1, 0.2, ..., 0.9
-    fill: what positive_perturbation and negative_perturbation paint: "zero" (black), "mean", "blur" or
-        "noise"
-    masks: a folder of masks, for a folder of images
-    limit: at most this many images; of a folder, spread evenly over the classes; of a stream, the first ones
-    batch_size: for files or a `Dataset`
-    num_workers: threads that read images ahead of the model; None: for files, by the number of cores
-    mean, std: the normalization of images in memory, for metrics that paint pixels; known for loaded and timm
-        models
-    maps: maps to measure that were made before, by this package or by another: a folder of map files
-        (docs/maps.md), or a dict from the name of a method to an array (N, rows, columns), or to a dict from
-        the name of an image to an array (rows, columns). A map has one score for each patch, or for each
-        pixel of the model's input (then the mean over each patch is measured). In rows, the method NAME is
-        called maps:NAME
-    keep_maps: store the maps of `methods` in float16, in this folder; True is the folder `maps` in `out`
-    out: output folder; rows are written as they are computed, and the same call resumes an interrupted run
-    shard: "I/N" or (I, N): compute part I (from 0) of a run that is split over N independent jobs, which may
-        share one output folder; the result is this part
-    random: also measure the method `random`, the chance level that a report shows. None: if `out` is given,
-        unless a run without it is resumed there
+    Args:
+        {options}
+        on_progress: Called with a `Progress` while the run computes.
 
-    >>> import torch
-    >>> from steadygaze import load_model
-    >>> batch = torch.rand(2, 3, 32, 32), torch.tensor([3, 5])  # images and labels
-    >>> rows = verify(load_model("embedded"), [batch], methods=["gae", "random"], metrics="deletion_aopc")
-    >>> sorted((row["method"], row["image"]) for row in rows)
-    [('gae', '0'), ('gae', '1'), ('random', '0'), ('random', '1')]
+    Returns:
+        The rows: one number for each image, method, score and metric.
+
+    Example:
+        >>> import torch
+        >>> from steadygaze import load_model
+        >>> batch = torch.rand(2, 3, 32, 32), torch.tensor([3, 5])  # images and labels
+        >>> rows = verify(load_model("embedded"), [batch], methods=["gae", "random"], metrics="deletion_aopc")
+        >>> sorted((row["method"], row["image"]) for row in rows)
+        [('gae', '0'), ('gae', '1'), ('random', '0'), ('random', '1')]
     """
-    chosen = method if method is not None else methods
-    if chosen is None:
-        chosen = () if maps is not None else DEFAULT
-    measured = metric if metric is not None else metrics
-    request = VerifyRequest(
-        model=model,
-        data=data,
-        out=None if out is None else Path(out),
-        masks=None if masks is None else Path(masks),
-        limit=limit,
-        seed=seed,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        methods=[chosen] if isinstance(chosen, (str, Method)) else list(chosen),
-        metrics=[measured] if isinstance(measured, str) else list(measured),
-        scores=[score] if isinstance(score, str) else score,
-        ratios=ratios,
-        fill=fill,
-        target=target,
-        mean=mean,
-        std=std,
-        shard=parse_shard(shard),
-        maps=maps,
-        keep_maps=maps_folder(keep_maps, out),
-        random=_measures_chance(out) if random is None else random,
-    )
+    given: dict[str, Any] = {"methods": methods, "metrics": metrics, **options}
+    request = VerifyRequest(model=model, data=data, **given)
     return run_verify(request, on_progress=on_progress)
-
-
-def _measures_chance(out: str | Path | None) -> bool:
-    """Whether the chance level is added by default: to a new folder, and to a resumed run that has it."""
-    if out is None:
-        return False
-    if not (Path(out) / "run.json").is_file():
-        return True
-    columns = read_run(Path(out))["settings"].get("columns", [])
-    return any(method == CHANCE for method, *_ in columns)

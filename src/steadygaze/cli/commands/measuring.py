@@ -1,17 +1,16 @@
-"""Commands that measure: verify, stress, card."""
+"""Commands that measure: verify, stress, card. Options of verify and stress are those of their requests."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from steadygaze.cli import options
 from steadygaze.cli.options import (
-    DATA,
-    METHODS,
-    MODEL,
     OUTPUT,
     SUITES,
     command_line,
@@ -23,113 +22,95 @@ from steadygaze.cli.options import (
     text_classes,
 )
 from steadygaze.methods.registry import DEFAULT
+from steadygaze.runs.request import (
+    SUITE_OPTIONS,
+    Option,
+    Request,
+    StressRequest,
+    VerifyRequest,
+    options_of,
+)
+
+LOADING: dict[str, Any] = {  # options of `load_model` that are not fields of a request
+    "image_size": options.ImageSize,
+    "mean": options.Mean,
+    "std": options.Std,
+    "model_kwargs": options.ModelKwargs,
+    "text": options.Text,
+    "class_names": options.ClassNames,
+    "template": options.Template,
+}
+DRY_RUN: dict[str, Any] = {"dry_run": options.DryRun, "shards": options.Shards, "json": options.DryRunJson}
+SPLIT: dict[str, Callable[[Any, str], Any]] = {
+    "": lambda value, name: value,
+    "names": lambda value, name: split_names(value),
+    "methods": lambda value, name: split_methods(value),
+    "numbers": split_numbers,
+}
+Command = TypeVar("Command", bound=Callable[..., None])
 
 
-def verify(
-    *,
-    model: options.Model,
-    checkpoint: options.Checkpoint = None,
-    data: options.Data,
-    masks: options.Masks = None,
-    methods: Annotated[
-        list[str] | None,
+def takes(request: type[Request], more: Mapping[str, Option]) -> Callable[[Command], Command]:
+    """Give a command the options of a request, and `more`, as its signature."""
+
+    def decorate(command: Any) -> Any:
+        own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        parameters = [p.replace(annotation=typer.Context) for p in own] + list(_parameters(request, more))
+        command.__signature__ = inspect.Signature(parameters)
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
+
+    return decorate
+
+
+def _parameters(request: type[Request], more: Mapping[str, Option]) -> Iterator[inspect.Parameter]:
+    """Parameters as typer reads them. Required ones have no default."""
+    kind, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    for field, about in options_of(request):
+        if about.command:
+            single = isinstance(field.default, str | int | None)  # the default of a list is told by its help
+            default = empty if about.required else field.default if single else None
+            yield inspect.Parameter(field.name, kind, default=default, annotation=_annotation(about))
+    for name, about in more.items():
+        default = False if about.type is bool else None
+        yield inspect.Parameter(name, kind, default=default, annotation=_annotation(about))
+    for name, annotation in {**LOADING, **DRY_RUN}.items():
+        default = False if name in ("dry_run", "json") else None
+        yield inspect.Parameter(name, kind, default=default, annotation=annotation)
+
+
+def _annotation(about: Option) -> Any:
+    if about.alias:
+        return getattr(options, about.alias)
+    text = about.help.format_map(vars(options))
+    minimum = 1 if about.type == int | None else None
+    return Annotated[
+        about.type,
         typer.Option(
-            "--methods",
-            "--method",
-            "-M",
-            help=f"Attribution methods, {options.METHOD_SYNTAX}. all: every method the model supports; "
-            f"quick: all but the search methods. Default: {DEFAULT}.",
-            rich_help_panel=METHODS,
+            *about.flags, help=text, metavar=about.metavar, min=minimum, rich_help_panel=about.panel
         ),
-    ] = None,
-    random: Annotated[
-        bool,
-        typer.Option(
-            "--random/--no-random",
-            help="Also measure the method random, the chance level.",
-            rich_help_panel=METHODS,
-        ),
-    ] = True,
-    metrics: options.Metrics = None,
-    score: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--score",
-            "--scores",
-            help="Quantities to explain, comma-separated: logit, log_prob, log_odds, contrast, prob. "
-            "Default: each method's own.",
-            rich_help_panel=METHODS,
-        ),
-    ] = None,
-    target: Annotated[
-        str,
-        typer.Option(
-            "--target",
-            "-t",
-            help="Class to explain: label, predicted, a class index or a class name.",
-            rich_help_panel=METHODS,
-        ),
-    ] = "label",
-    start_layers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LAYERS",
-            help="Also measure each method with +plus, starting at these layers: all, or 0,3,6.",
-            rich_help_panel=METHODS,
-        ),
-    ] = None,
-    ratios: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Fractions of patches to remove or keep. Default: 0.1,0.2,...,0.9.",
-            rich_help_panel=METHODS,
-        ),
-    ] = None,
-    fill: Annotated[
-        str,
-        typer.Option(
-            help="Pixel values of removed patches in positive_perturbation and negative_perturbation: zero "
-            "(black), mean, blur or noise.",
-            rich_help_panel=METHODS,
-        ),
-    ] = "zero",
-    diffmask: options.DiffMask = None,
-    maps: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Stored maps to measure, written by `explain --maps` or another program (docs/maps.md). "
-            "Without --methods, only these are measured.",
-            rich_help_panel=METHODS,
-        ),
-    ] = None,
-    keep_maps: Annotated[
-        bool,
-        typer.Option("--keep-maps", help="Store the maps in float16, in OUT/maps.", rich_help_panel=OUTPUT),
-    ] = False,
-    shapley: options.Shapley = None,
-    limit: options.Limit = None,
-    seed: options.Seed = 0,
-    batch_size: options.BatchSize = 16,
-    num_workers: options.NumWorkers = None,
-    num_classes: options.NumClasses = None,
-    image_size: options.ImageSize = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    model_kwargs: options.ModelKwargs = None,
-    task: options.Task = None,
-    text: options.Text = None,
-    class_names: options.ClassNames = None,
-    template: options.Template = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    device: options.Device = "auto",
-    shard: options.Shard = None,
-    dry_run: options.DryRun = False,
-    shards: options.Shards = None,
-    json: options.DryRunJson = False,
-    out: options.Out,
-) -> None:
+    ]
+
+
+def _request(request: type[Request], values: Mapping[str, Any], **more: Any) -> Any:
+    """The request of a command's values; an option that was not given has the default of its field."""
+    fields = {
+        field.name: SPLIT[about.split](values[field.name], field.name)
+        for field, about in options_of(request)
+        if about.command and values[field.name] is not None
+    }
+    loading = [values[name] for name in ("image_size", "mean", "std", "model_kwargs")]
+    return request(
+        **{"data": None, **fields},
+        model_options=model_options(None, *loading),
+        words=text_classes(values["text"], values["class_names"], values["template"]),
+        command=command_line(),
+        **more,
+    )
+
+
+@takes(VerifyRequest, {})
+def verify(**values: Any) -> None:
     """Measure the faithfulness of attribution methods on your model and data.
 
     Prints a ranking of the methods and writes one row per image, method and metric; `steadygaze report`
@@ -140,138 +121,14 @@ def verify(
     Example: steadygaze verify -m deit_small_patch16_224 -d imagenet/val --methods all --dry-run -o run
     """
     from steadygaze.cli.verify import estimate, run
-    from steadygaze.runs.plan import DEFAULT_METRICS
-    from steadygaze.runs.shards import parse_shard
-    from steadygaze.runs.verify import VerifyRequest, maps_folder
 
-    numbers = parse_shards(dry_run, shards, json)
-    request = VerifyRequest(
-        model=model,
-        data=data,
-        out=out,
-        checkpoint=checkpoint,
-        masks=masks,
-        methods=split_methods(methods or ([DEFAULT] if maps is None else [])),
-        metrics=split_names(metrics) or DEFAULT_METRICS,
-        scores=split_names(score) or None,
-        limit=limit,
-        seed=seed,
-        batch_size=batch_size,
-        start_layers=start_layers,
-        ratios=split_numbers(ratios, "ratios"),
-        fill=fill,
-        target=target,
-        num_workers=num_workers,
-        num_classes=num_classes,
-        model_options=model_options(None, image_size, mean, std, model_kwargs),
-        task=task,
-        trust_remote_code=trust_remote_code,
-        words=text_classes(text, class_names, template),
-        device=device,
-        command=command_line(),
-        diffmask=diffmask,
-        shard=parse_shard(shard),
-        maps=maps,
-        keep_maps=maps_folder(keep_maps, out),
-        shapley=shapley,
-        random=random,
-    )
-    raise typer.Exit(estimate(request, numbers, json) if dry_run else run(request))
+    shards = parse_shards(values["dry_run"], values["shards"], values["json"])
+    request = _request(VerifyRequest, values)
+    raise typer.Exit(estimate(request, shards, values["json"]) if values["dry_run"] else run(request))
 
 
-def stress(
-    *,
-    context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            "-m",
-            help=f"Model, also a CNN or a segmenter: {options.MODEL_SOURCES}.",
-            rich_help_panel=MODEL,
-        ),
-    ],
-    checkpoint: options.Checkpoint = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            "-d",
-            help=f"{options.DATA_SOURCES} Not needed by shift and neighbors.",
-            rich_help_panel=DATA,
-        ),
-    ] = None,
-    masks: options.Masks = None,
-    suites: Annotated[
-        list[str],
-        typer.Option(
-            "--suites",
-            "--suite",
-            "-s",
-            help="Suites, comma-separated; `steadygaze suites` lists them: corruptions, sequences, attacks, "
-            "occlusion, attention, synthetic, shift:NAME=FOLDER, neighbors:NAME=FOLDER (with train/ and "
-            "test/, or a published dataset), neighbors:NAME=TRAIN=TEST. For segmenters: segmentation.",
-            rich_help_panel=SUITES,
-        ),
-    ],
-    corruptions: options.Corruptions = None,
-    severities: options.Severities = None,
-    epsilons: options.Epsilons = None,
-    pgd_steps: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Number of PGD steps.", rich_help_panel=SUITES)
-    ] = 10,
-    salient: Annotated[
-        str,
-        typer.Option(
-            metavar="METHOD",
-            help="Attribution method that ranks the tokens in the suite occlusion.",
-            rich_help_panel=SUITES,
-        ),
-    ] = DEFAULT,
-    backgrounds: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Background images, for the suite synthetic.", rich_help_panel=SUITES
-        ),
-    ] = None,
-    partial: Annotated[
-        bool,
-        typer.Option(
-            "--partial",
-            help="Accept incomplete downloads of the datasets of shift and neighbors.",
-            rich_help_panel=SUITES,
-        ),
-    ] = False,
-    bank: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Use at most N training images for neighbors, spread evenly. Default: all.",
-            rich_help_panel=SUITES,
-        ),
-    ] = None,
-    limit: options.Limit = None,
-    seed: options.Seed = 0,
-    batch_size: options.BatchSize = 16,
-    num_workers: options.NumWorkers = None,
-    num_classes: options.NumClasses = None,
-    image_size: options.ImageSize = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    model_kwargs: options.ModelKwargs = None,
-    task: options.Task = None,
-    text: options.Text = None,
-    class_names: options.ClassNames = None,
-    template: options.Template = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    device: options.Device = "auto",
-    shard: options.Shard = None,
-    dry_run: options.DryRun = False,
-    shards: options.Shards = None,
-    json: options.DryRunJson = False,
-    out: options.Out,
-) -> None:
+@takes(StressRequest, SUITE_OPTIONS)
+def stress(context: typer.Context, **values: Any) -> None:
     """Measure robustness: accuracy, calibration and attention under corruption, shift, attack and occlusion.
 
     Prints the scores of each suite and writes one row per image, setting and metric. Options of suites from
@@ -282,42 +139,11 @@ def stress(
     Example: steadygaze stress -m deit_small_patch16_224 --suites shift:imagenet-a=imagenet-a -o run
     """
     from steadygaze.cli.stress import estimate, run, suite_options
-    from steadygaze.runs.shards import parse_shard
-    from steadygaze.runs.stress import StressRequest
 
-    declared = {
-        "corruptions": corruptions,
-        "severities": severities,
-        "epsilons": epsilons,
-        "pgd_steps": pgd_steps,
-        "salient": salient,
-        "backgrounds": backgrounds,
-        "partial": partial,
-        "bank": bank,
-    }
-    numbers = parse_shards(dry_run, shards, json)
-    request = StressRequest(
-        model=model,
-        data=data,
-        out=out,
-        suites=suites,
-        options={**declared, **suite_options(context.args)},
-        checkpoint=checkpoint,
-        masks=masks,
-        limit=limit,
-        seed=seed,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        num_classes=num_classes,
-        model_options=model_options(None, image_size, mean, std, model_kwargs),
-        task=task,
-        trust_remote_code=trust_remote_code,
-        words=text_classes(text, class_names, template),
-        device=device,
-        command=command_line(),
-        shard=parse_shard(shard),
-    )
-    raise typer.Exit(estimate(request, numbers, json) if dry_run else run(request))
+    shards = parse_shards(values["dry_run"], values["shards"], values["json"])
+    declared = {name: values[name] or None for name in SUITE_OPTIONS}
+    request = _request(StressRequest, values, options={**declared, **suite_options(context.args)})
+    raise typer.Exit(estimate(request, shards, values["json"]) if values["dry_run"] else run(request))
 
 
 def card(
@@ -338,7 +164,6 @@ def card(
         list[str] | None,
         typer.Option(
             "--suites",
-            "--suite",
             "-s",
             help="Suites, as for stress. Default: corruptions, attacks, occlusion, attention.",
             rich_help_panel=SUITES,

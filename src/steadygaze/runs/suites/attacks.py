@@ -8,27 +8,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steadygaze.errors import InputError
 from steadygaze.robustness.attacks import budget, fgsm, pgd
-from steadygaze.runs.suite import (
-    CLEAN,
-    TOP1,
-    Condition,
-    Figure,
-    Line,
-    LineChart,
-    Option,
-    Setting,
-    Suite,
-    register_suite,
-)
+from steadygaze.runs.card import Card
+from steadygaze.runs.evaluator import Evaluator, Measurement
+from steadygaze.runs.settings import CLEAN, TOP1, Condition, Figure, Line, LineChart, Setting
+from steadygaze.runs.source import Batch
+from steadygaze.runs.suite import Option, Suite, register_suite
 from steadygaze.runs.suites.corruptions import split_words
-
-if TYPE_CHECKING:
-    from steadygaze.runs.card import Card
-    from steadygaze.runs.evaluator import Batch, Evaluator, Measurement
 
 ATTACKS = ("fgsm", "pgd")
 EPSILONS = (1 / 255, 2 / 255, 8 / 255)

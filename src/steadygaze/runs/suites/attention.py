@@ -13,7 +13,7 @@ attention_stability of `corruptions`, the mean over corruptions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,8 +23,9 @@ from torch import Tensor
 from steadygaze.errors import MethodUnavailableError
 from steadygaze.quantity import Quantity
 from steadygaze.robustness import attention as measures
-from steadygaze.runs.evaluator import Batch, Evaluator, Measurement
-from steadygaze.runs.suite import (
+from steadygaze.runs.card import Card
+from steadygaze.runs.evaluator import Evaluator, Measurement
+from steadygaze.runs.settings import (
     CLEAN,
     FADED,
     Condition,
@@ -34,16 +35,12 @@ from steadygaze.runs.suite import (
     SampleImage,
     Score,
     Setting,
-    Suite,
     Table,
-    register_suite,
+    Views,
 )
+from steadygaze.runs.source import Batch, ImageView
+from steadygaze.runs.suite import Suite, register_suite
 from steadygaze.runs.suites.corruptions import CORRUPTION_OPTIONS, corrupted, sample_settings
-
-if TYPE_CHECKING:
-    from steadygaze.runs.card import Card
-    from steadygaze.runs.source import ImageView
-    from steadygaze.runs.suite import Views
 
 SUMMARIES = {
     "entropy": "in nats; high: spread out",

@@ -17,7 +17,7 @@ alone, and only if all 15 corruptions were run at all 5 severities.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -27,8 +27,9 @@ from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.corruptions.corrupt import corrupt
 from steadygaze.robustness.scores import ALEXNET, ALEXNET_CLEAN
-from steadygaze.runs.evaluator import bar
-from steadygaze.runs.suite import (
+from steadygaze.runs.card import Card, Change
+from steadygaze.runs.evaluator import Evaluator
+from steadygaze.runs.settings import (
     CLEAN,
     CONFIDENCE,
     ECE,
@@ -40,22 +41,16 @@ from steadygaze.runs.suite import (
     Figure,
     Line,
     LineChart,
-    Option,
     SampleImage,
     Score,
     Setting,
-    Suite,
     Table,
-    register_suite,
+    Views,
+    bar,
     share,
 )
-
-if TYPE_CHECKING:
-    from steadygaze.runs.card import Card
-    from steadygaze.runs.compare import Change
-    from steadygaze.runs.evaluator import Evaluator
-    from steadygaze.runs.source import ImageView
-    from steadygaze.runs.suite import Views
+from steadygaze.runs.source import ImageView
+from steadygaze.runs.suite import Option, Suite, register_suite
 
 SETS = {"all15": COMMON, "all19": CORRUPTIONS}
 FAMILIES = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -22,26 +22,13 @@ from steadygaze.data.folders import Item
 from steadygaze.data.images import names_hash, read_image
 from steadygaze.errors import InputError
 from steadygaze.robustness.cue_conflict import group_decisions
-from steadygaze.runs.evaluator import Batch, Evaluator, Measurement, bar, broken_rows
-from steadygaze.runs.source import RunImage
+from steadygaze.runs.card import Card
+from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
+from steadygaze.runs.settings import Accuracy, BarChart, Condition, Figure, Number, Score, Setting, Table, bar
+from steadygaze.runs.source import Batch, RunImage
 from steadygaze.runs.statistics import draws
-from steadygaze.runs.suite import (
-    Accuracy,
-    BarChart,
-    Condition,
-    Figure,
-    ImageSet,
-    Score,
-    Setting,
-    Suite,
-    Table,
-    register_suite,
-)
+from steadygaze.runs.suite import ImageSet, Suite, register_suite
 from steadygaze.runs.suites.shift import PARTIAL
-
-if TYPE_CHECKING:
-    from steadygaze.runs.card import Card
-    from steadygaze.runs.suite import Number
 
 
 def _share(name: str, label: str, summary: str) -> Accuracy:
@@ -95,7 +82,7 @@ class CueConflictSuite(Suite):
     def facts(self) -> dict[str, Any]:
         groups = {name: list(indices) for name, indices in self.source.groups.items()}
         names = names_hash(item.name for item in self.items)
-        return {self.name: {"pictures": len(self.items), "hash": names, "groups": groups}}
+        return {self.name: {"images": len(self.items), "hash": names, "groups": groups}}
 
     def image_sets(self, evaluator: Evaluator) -> Iterator[ImageSet]:
         if evaluator.classes != IMAGENET_CLASSES:

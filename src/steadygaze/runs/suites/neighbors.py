@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,25 +28,12 @@ from steadygaze.data.folders import Item, interleave
 from steadygaze.data.images import names_hash
 from steadygaze.errors import InputError
 from steadygaze.robustness.neighbors import METRICS, features, knn_predict
-from steadygaze.runs.evaluator import Batch, Evaluator, Measurement, bar, broken_rows
-from steadygaze.runs.source import RunImage
-from steadygaze.runs.suite import (
-    Accuracy,
-    BarChart,
-    Condition,
-    Figure,
-    ImageSet,
-    Option,
-    Setting,
-    Suite,
-    Table,
-    accuracy,
-    register_suite,
-)
+from steadygaze.runs.card import Card
+from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
+from steadygaze.runs.settings import Accuracy, BarChart, Condition, Figure, Setting, Table, accuracy, bar
+from steadygaze.runs.source import Batch, RunImage
+from steadygaze.runs.suite import ImageSet, Option, Suite, register_suite
 from steadygaze.runs.suites.shift import PARTIAL
-
-if TYPE_CHECKING:
-    from steadygaze.runs.card import Card
 
 SIDES = ("train", "test")
 KS = (1, 10)  # neighbors that vote
@@ -104,7 +91,7 @@ class OpenedSet:
         return {
             "name": self.name,
             "bank": len(self.bank),
-            "pictures": len(self.images),
+            "images": len(self.images),
             "hash": both,
             "classes": len(self.source.classes),
         }

@@ -12,29 +12,18 @@ A row's detail is the curve over the shares of dropped tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steadygaze.errors import MethodUnavailableError
 from steadygaze.methods.registry import DEFAULT, parse_method, unavailable
 from steadygaze.robustness.occlusion import SHARES, center_square, random_drop, salient_drop
-from steadygaze.runs.evaluator import Batch, Evaluator, Measurement
+from steadygaze.runs.card import Card
+from steadygaze.runs.evaluator import Evaluator, Measurement
 from steadygaze.runs.maps import maps_of
-from steadygaze.runs.suite import (
-    Condition,
-    Figure,
-    Line,
-    LineChart,
-    Option,
-    Setting,
-    Suite,
-    Table,
-    register_suite,
-    share,
-)
+from steadygaze.runs.settings import Condition, Figure, Line, LineChart, Setting, Table, share
+from steadygaze.runs.source import Batch
+from steadygaze.runs.suite import Option, Suite, register_suite
 from steadygaze.vit.clean_forward import CleanForward
-
-if TYPE_CHECKING:
-    from steadygaze.runs.card import Card
 
 DROPS = ("random_drop", "salient_drop")
 DROP_ACCURACY = share("drop_right", "accuracy")

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from colorsys import hsv_to_rgb
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -39,20 +39,22 @@ from steadygaze.data.label_maps import (
 from steadygaze.errors import InputError
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.segmentation import CITYSCAPES_C, NOISE, label_map, mean_miou, retention
-from steadygaze.runs.evaluator import BROKEN_LOGITS, Batch, Evaluator, Measurement
-from steadygaze.runs.statistics import draws, plural
-from steadygaze.runs.suite import (
+from steadygaze.runs.card import Card, Details
+from steadygaze.runs.evaluator import BROKEN_LOGITS, Evaluator, Measurement
+from steadygaze.runs.settings import (
     CLEAN,
     Condition,
     Figure,
     SampleImage,
     Score,
     Setting,
-    Suite,
     Table,
-    register_suite,
+    Views,
     share,
 )
+from steadygaze.runs.source import Batch, ImageView
+from steadygaze.runs.statistics import draws, plural
+from steadygaze.runs.suite import Suite, register_suite
 from steadygaze.runs.suites.corruptions import (
     CORRUPTION_OPTIONS,
     by_corruption,
@@ -63,11 +65,6 @@ from steadygaze.runs.suites.corruptions import (
     severities_of,
     severity_lines,
 )
-
-if TYPE_CHECKING:
-    from steadygaze.runs.card import Card, Details
-    from steadygaze.runs.source import ImageView
-    from steadygaze.runs.suite import Views
 
 CONDITION = "acdc/"  # begins the labels of the conditions of ACDC
 FEW = 8  # classes whose IoU is printed one by one

@@ -12,7 +12,7 @@ run.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,23 +22,11 @@ from steadygaze.quantity import Quantity
 from steadygaze.robustness.corruptions.corrupt import check_settings
 from steadygaze.robustness.scores import ALEXNET_FLIPS, flip_probability, top5_distance
 from steadygaze.robustness.sequences import SETTINGS, sequence
-from steadygaze.runs.evaluator import Batch, Evaluator, Measurement, bar, broken_rows
-from steadygaze.runs.suite import (
-    BarChart,
-    Condition,
-    Figure,
-    Score,
-    Setting,
-    Suite,
-    Table,
-    register_suite,
-    share,
-)
-
-if TYPE_CHECKING:
-    from steadygaze.runs.card import Card
-    from steadygaze.runs.source import ImageView
-    from steadygaze.runs.suite import Views
+from steadygaze.runs.card import Card
+from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
+from steadygaze.runs.settings import BarChart, Condition, Figure, Score, Setting, Table, Views, bar, share
+from steadygaze.runs.source import Batch, ImageView
+from steadygaze.runs.suite import Suite, register_suite
 
 FLIPS = share("flips", better="lower", summary="share of frames whose prediction changes")
 TOP5_DISTANCE = Quantity("top5_distance", better="lower")

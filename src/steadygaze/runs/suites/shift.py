@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -23,9 +23,9 @@ from steadygaze.data.datasets.tree import abbreviated
 from steadygaze.data.folders import Item
 from steadygaze.data.images import names_hash
 from steadygaze.errors import InputError, UnknownNameError
-from steadygaze.runs.evaluator import Batch, Evaluator, Measurement, bar
-from steadygaze.runs.source import RunImage
-from steadygaze.runs.suite import (
+from steadygaze.runs.card import Card
+from steadygaze.runs.evaluator import Evaluator, Measurement
+from steadygaze.runs.settings import (
     CONFIDENCE,
     ECE,
     TOP1,
@@ -33,22 +33,17 @@ from steadygaze.runs.suite import (
     BarChart,
     Condition,
     Figure,
-    ImageSet,
-    Option,
     Score,
     Setting,
-    Suite,
     Table,
-    register_suite,
+    Views,
+    bar,
     restricted,
 )
+from steadygaze.runs.source import Batch, ImageView, RunImage
+from steadygaze.runs.suite import ImageSet, Option, Suite, register_suite
 from steadygaze.runs.suites import corruptions, sequences
 from steadygaze.runs.suites.sequences import FLIPS, TOP5_DISTANCE
-
-if TYPE_CHECKING:
-    from steadygaze.runs.card import Card
-    from steadygaze.runs.source import ImageView
-    from steadygaze.runs.suite import Views
 
 CORRUPTED, VIDEOS = "imagenet-c", "imagenet-p"  # sets whose parts are settings of their own
 FRAMES = 31  # of a published video, about
@@ -220,7 +215,7 @@ def _restricted(card: Card) -> list[tuple[Setting, Any]]:
 def _facts(shift: Shift) -> dict[str, Any]:
     return {
         "name": shift.name,
-        "pictures": len(shift.items),
+        "images": len(shift.items),
         "hash": names_hash(f"{item.name}\t{item.right}" for item in shift.items),
         "classes": None if shift.classes is None else len(shift.classes),
     }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -28,28 +28,24 @@ from steadygaze.robustness.synthetic import (
     swap_background,
     vary,
 )
-from steadygaze.runs.suite import (
+from steadygaze.runs.card import Card
+from steadygaze.runs.evaluator import Evaluator
+from steadygaze.runs.settings import (
     TOP1,
     Condition,
     Figure,
     Heatmap,
     Line,
     LineChart,
-    Option,
     Score,
     Setting,
-    Suite,
     Table,
+    Views,
     level_text,
-    register_suite,
 )
+from steadygaze.runs.source import ImageView, Pixels
+from steadygaze.runs.suite import Option, Suite, register_suite
 from steadygaze.runs.suites.sequences import square_side
-
-if TYPE_CHECKING:
-    from steadygaze.runs.card import Card
-    from steadygaze.runs.evaluator import Evaluator
-    from steadygaze.runs.source import ImageView, Pixels
-    from steadygaze.runs.suite import Views
 
 GRAY = 128
 BACKGROUND = "background"

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from PIL import Image
 
 from steadygaze.data.datasets.tree import abbreviated
 from steadygaze.data.datasets.vqa import VisualQuestionItem, read_vqa
@@ -29,19 +30,11 @@ from steadygaze.errors import InputError, UnsupportedModelError
 from steadygaze.questions.text import find_tokenizer
 from steadygaze.questions.vqa import answer_logits, answers_questions
 from steadygaze.robustness.vqa import vqa_accuracy
-from steadygaze.runs.evaluator import Batch, Evaluator, Measurement, broken_rows
-from steadygaze.runs.source import RunImage
-from steadygaze.runs.suite import (
-    Condition,
-    Figure,
-    ImageSet,
-    Score,
-    Setting,
-    Suite,
-    Table,
-    register_suite,
-    share,
-)
+from steadygaze.runs.card import Card
+from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
+from steadygaze.runs.settings import Condition, Figure, Score, Setting, Table, Views, share
+from steadygaze.runs.source import Batch, ImageView, RunImage
+from steadygaze.runs.suite import ImageSet, Suite, register_suite
 from steadygaze.runs.suites.corruptions import (
     CORRUPTION_OPTIONS,
     by_corruption,
@@ -49,13 +42,6 @@ from steadygaze.runs.suites.corruptions import (
     error_bars,
     severities_of,
 )
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-    from steadygaze.runs.card import Card
-    from steadygaze.runs.source import ImageView
-    from steadygaze.runs.suite import Views
 
 ACCURACY = share("vqa_accuracy", "VQA accuracy")
 MEAN_ACCURACY = share("mean_vqa_accuracy", "mean VQA accuracy")
