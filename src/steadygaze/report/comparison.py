@@ -67,8 +67,8 @@ ROBUSTNESS_NOTE = (
 )
 TURNED = {"wrong": "Newly wrong", "right": "Newly correct"}
 FIRST = (
-    "After minus before on the same images. ↑: higher is better; ↓: lower is better. Colored: the paired 95 % "
-    "interval excludes zero."
+    "After minus before on the same images. ↑: higher is better; ↓: lower is better. Colored: the paired "
+    "95 % interval excludes zero."
 )
 NOTE = (
     "Scores, and every setting with a significant change; the others are at the end. p: McNemar's exact "
@@ -132,7 +132,7 @@ def sentence(comparison: Comparison) -> str:
     known = [changes[key] for key in HEADLINES if key in changes][:2] or short_list(comparison.changes)[:1]
     card = comparison.before[0]
     images = f"On {plural(card.image_count, 'image')} of {card.data}, " if card.image_count else ""
-    text = f"the same images{' and '.join(map(_change_text, known))}"
+    text = f"{images}{' and '.join(map(_change_text, known))}"
     if not comparison.turned:
         return f"{text}."
     counts = [len(comparison.turned.get(way, ())) for way in ("right", "wrong")]
