@@ -29,6 +29,7 @@ def test_another_name_of_a_base_method_takes_an_aggregator(model: nn.Module) -> 
         sg.method("cat+plus")
 
 
+@pytest.mark.full
 def test_wrapped_models_are_unwrapped(model: nn.Module) -> None:
     images = random_images(model)
     plain = sg.explain(model, images).scores

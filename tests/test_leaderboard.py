@@ -36,6 +36,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.full
 def test_own_method_is_ranked(images: Path, tmp_path: Path) -> None:
     """The lines of the page, run."""
     (code,) = re.findall(r"```python\n(.*?)```", leaderboard.OWN_METHOD, re.DOTALL)

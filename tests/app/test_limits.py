@@ -21,6 +21,7 @@ from PIL import Image
 import steadygaze as sg
 from benchmarks.page_client import DEFAULT_SCORE, PREDICTED, Visitor, as_input
 from helpers.page import served
+from helpers.tiers import tiered
 from steadygaze.app import Limits
 from steadygaze.cli.commands.explaining import serve
 from steadygaze.loading.loaded import LoadedModel
@@ -87,7 +88,7 @@ def test_one_bad_method_does_not_wipe_the_others(visitor: Visitor) -> None:
     assert [row[0] for row in verified.data[-1]["data"]] == ["gae", "random"]
 
 
-@pytest.mark.parametrize("method", [LONG, "integrated_gradients:steps=100000"])
+@pytest.mark.parametrize("method", tiered([LONG, "integrated_gradients:steps=100000"], [LONG]))
 def test_a_call_that_takes_too_long_is_cancelled(hasty: str, visitor: Visitor, method: str) -> None:
     """The call after it is made on another page: one second may be too short for it on a busy machine."""
     slow = Visitor(hasty)
@@ -166,12 +167,14 @@ def test_other_host_names_are_refused(visitor: Visitor, address: str, host: str,
         assert answer.status_code == status
 
 
+@pytest.mark.full
 def test_a_page_with_a_host_serves_other_names(loaded: LoadedModel) -> None:
     with served(loaded, launch={"server_name": "127.0.0.1"}) as address:
         headers = {"Host": "demo.example"}
         assert Visitor(address).http.get(f"{address}config", headers=headers).status_code == 200
 
 
+@pytest.mark.full
 def test_uploads_are_deleted_after_a_while(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -206,6 +209,7 @@ def test_uploads_are_deleted_at_the_end(tmp_path: Path) -> None:
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
 
 
+@pytest.mark.full
 def test_a_module_can_be_served() -> None:
     with served(timm.create_model("test_vit", num_classes=3).eval()) as address:
         visitor = Visitor(address)

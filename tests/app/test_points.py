@@ -86,6 +86,7 @@ def test_the_page_of_a_segmenter_works_over_http(loaded: sg.LoadedModel, file: P
                 client.predict(handle_file(file), "nowhere", *rest, False, api_name="/explain")
 
 
+@pytest.mark.full
 def test_a_click_on_the_image_sets_the_pixel(loaded: sg.LoadedModel, file: Path) -> None:
     """As the browser sends it: the first component with a click is the image that the model sees."""
     import httpx

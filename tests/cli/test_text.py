@@ -133,6 +133,7 @@ def served(viewer: Viewer) -> Iterator[Any]:
         blocks.close(verbose=False)
 
 
+@pytest.mark.full
 def test_the_page_has_a_box_for_prompts(clip: Path) -> None:
     pytest.importorskip("gradio")
     from gradio_client import handle_file

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import steadygaze.files as files
 from helpers.runs import image_folder, rows_of
+from helpers.tiers import tiered
 from helpers.training import content
 from helpers.training import image_folder as training_images
 from steadygaze.cli import app, file_error
@@ -91,7 +92,9 @@ def check(name: str, result, out: Path, reason: str) -> None:
     assert "error: " in result.output and reason in result.output and out.name in result.output
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", tiered(COMMANDS, ["explain", "verify", "stress", "train", "report of verify"])
+)
 def test_a_folder_below_a_file(given, tmp_path, name):
     (tmp_path / "file").write_text("")
     out = tmp_path / "file" / "out"
@@ -110,7 +113,9 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", tiered(COMMANDS, ["explain", "verify", "stress", "train", "report of verify"])
+)
 def test_a_write_that_fails_halfway_leaves_no_file(given, tmp_path, name):
     out = tmp_path / "out"
     words = command(name, given, out)
@@ -121,7 +126,9 @@ def test_a_write_that_fails_halfway_leaves_no_file(given, tmp_path, name):
     assert not [file for file in files_left if file.stat().st_size], f"half a file: {files_left}"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", tiered(COMMANDS, ["explain", "verify", "stress", "train", "report of verify"])
+)
 def test_a_full_disk(given, tmp_path, monkeypatch, name):
     def mkstemp(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/some/temporary/file")

@@ -152,6 +152,7 @@ def test_explain_names_every_bad_file_and_explains_the_rest(tmp_path):
     assert any("good" in file.name for file in (tmp_path / "out").iterdir())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("letter", ["x", "\u00e4"])
 def test_long_file_names_fit_the_overlays(tmp_path, letter):
     folder = tmp_path / "data"

@@ -76,6 +76,7 @@ def test_saco_tests_the_size_of_scores():
         assert saco(whole, torch.zeros_like(truth), batch.labels).value.isnan().all()
 
 
+@pytest.mark.full
 def test_patches_that_cannot_be_removed_are_masked():
     model, _ = zoo.hierarchical("swin_tiny_patch4_window7_224", "swin_transformer")
     vit = sg.adapt(model)

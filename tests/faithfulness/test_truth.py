@@ -61,6 +61,7 @@ def trained():
     return task, *train(task, **SMALL)
 
 
+@pytest.mark.full
 def test_a_model_provably_uses_the_shortcut(trained):
     task, model, accuracy = trained
     results = subset_accuracy(model, task)

@@ -142,6 +142,7 @@ def test_the_command_line_takes_and_records_the_options(checkpoint: Path, data: 
     )
 
 
+@pytest.mark.full
 def test_folder_names_are_class_names_and_other_options_do_not_resume(
     checkpoint: Path, data: Path, tmp_path: Path
 ) -> None:

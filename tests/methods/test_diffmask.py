@@ -282,6 +282,7 @@ def test_lookahead_and_warmup() -> None:
         assert torch.allclose(cold, a, atol=1e-6)
 
 
+@pytest.mark.full
 def test_gates_may_begin_open() -> None:
     """u = β for every patch, so the answer is untouched.
 
@@ -334,6 +335,7 @@ def test_the_model_comes_back_unchanged() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
+@pytest.mark.full
 def test_it_learns_what_is_not_needed() -> None:
     """Gates close for a model that does not look at the image.
 

@@ -240,7 +240,7 @@ def test_bare_names(kind: str) -> None:
     assert {name for name in aliases() if not name.startswith("libra_")} == known
 
 
-@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
+@pytest.mark.parametrize("kind", tiered(KINDS, ["registers"]))
 @pytest.mark.parametrize("name", bases("map") + bases("matrix"))
 def test_aggregators(kind: str, name: str) -> None:
     """last, plus, skipplus (ceil, floor), rollout, and any start layer."""
@@ -260,7 +260,7 @@ def test_aggregators(kind: str, name: str) -> None:
 @pytest.mark.filterwarnings(
     "ignore::steadygaze.DegenerateMapWarning"
 )  # attcam with relu, where all is negative
-@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
+@pytest.mark.parametrize("kind", tiered(KINDS, ["registers"]))
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(kind: str, name: str) -> None:
     """Each value of each option, at the bare name and summed over the layers."""

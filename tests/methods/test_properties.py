@@ -70,8 +70,16 @@ def maps_of(
 
 @lru_cache
 def shared_maps(name: str) -> dict[str, Tensor]:
-    """All maps of a model of `make`, computed once for all tests."""
-    return maps_of(*make(name))
+    """All maps of a model of `make` but those of searches, computed once for all tests."""
+    return maps_of(*make(name), searches=False)
+
+
+@lru_cache
+def searched_maps(name: str) -> dict[str, Tensor]:
+    """The maps of its searches, with a few runs each."""
+    model, images = make(name)
+    methods = [m for m in everything(model) if m in tiny_models.SEARCHES.values()]
+    return {k: a.scores for k, a in sg.explain(model, images, target=TARGET, method=methods).items()}
 
 
 def same(got: Tensor, wanted: Tensor, what: str, tolerance: float = 1e-9) -> None:
@@ -168,17 +176,27 @@ def test_batch_equals_singles_and_fused_attention_equals_eager(name: str) -> Non
     """By timm's switch. LRP adds 1e-9 to q·k, which eager attention scales before, the kernel behind."""
     model, images = make(name)
     whole = shared_maps(name)
-    for key, scores in maps_of(model, images[1:], TARGET[1:]).items():
+    for key, scores in maps_of(model, images[1:], TARGET[1:], searches=False).items():
         same(scores, whole[key][1:], f"{name}, {key}", 1e-5 if "eager" in name else 1e-8)
         assert scores.shape[1:] == sg.adapt(model).grid
     if name.startswith("t"):  # of transformers or torchvision
         return
     with unfused(model) as switched:
-        eager = maps_of(model, images, searches=False)  # searches see the outputs of the model alone
+        eager = maps_of(model, images, searches=False)
     if not switched:
         assert name in ("CaiT", "Swin"), "this model should have a switch for fused attention"
     for key, scores in eager.items():
         same(scores, whole[key], f"{name}, {key}", 1e-5 if key in ("transatt", "full_lrp") else 1e-8)
+
+
+@pytest.mark.parametrize("name", tiered(tiny_models.ALL, ["registers", "Swin"]))
+def test_searches_of_a_batch_equal_those_of_its_images(name: str) -> None:
+    """Searches see the outputs of the model alone, so that the kind of attention does not matter."""
+    model, images = make(name)
+    whole = searched_maps(name)
+    single = sg.explain(model, images[1:], target=TARGET[1:], method=list(whole))
+    for key, scores in whole.items():
+        same(single[key].scores, scores[1:], f"{name}, {key}", 1e-5 if "eager" in name else 1e-8)
 
 
 @pytest.mark.parametrize("name", tiered(tiny_models.EAGER, ["transformers DINOv3, eager"]))
@@ -188,7 +206,7 @@ def test_both_attentions_of_transformers_agree(name: str) -> None:
     fused = tiny_models.ALL[name.removesuffix(", eager")]()
     fused.load_state_dict(model.state_dict())
     eager = shared_maps(name)
-    for key, scores in maps_of(fused, images).items():
+    for key, scores in maps_of(fused, images, searches=False).items():
         same(eager[key], scores, f"{name}, {key}", 2e-4)
 
 
@@ -277,7 +295,7 @@ def test_prefix_tokens_never_enter(kind: str) -> None:
     """
     model, images = make(kind)
     vit = sg.adapt(model)
-    for key, scores in shared_maps(kind).items():
+    for key, scores in (shared_maps(kind) | searched_maps(kind)).items():
         assert scores.shape == (2, *vit.grid), key
     tokens = vit.embed(images).detach().requires_grad_()
     logit = vit.logits(tokens).gather(1, TARGET[:, None]).sum()
@@ -435,7 +453,7 @@ def test_no_two_names_give_one_map(kind: str) -> None:
     their layers' sum.
     """
     model, _ = make(kind)
-    found = shared_maps(kind)
+    found = shared_maps(kind) | searched_maps(kind)
     vanishing = (
         {"hirescam"} if model.global_pool == "token" else set()
     )  # O(eps): patches reach the head through norm1 alone

@@ -21,7 +21,7 @@ import steadygaze as sg
 from helpers import tiny_models
 from helpers.tiers import tiered
 from oracles import search
-from oracles.models import DEFAULT_KINDS, KINDS, random_images, tiny
+from oracles.models import KINDS, random_images, tiny
 from steadygaze.methods import atman, channel_masks
 from steadygaze.methods import search as runs
 from steadygaze.methods.channel_masks import cluster_means, complete_linkage
@@ -76,7 +76,7 @@ def close(got: Tensor, wanted: Tensor, what: str, tolerance: float = 1e-9) -> No
 # -- each name against its oracle ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
+@pytest.mark.parametrize("kind", tiered(KINDS, ["registers"]))
 @pytest.mark.parametrize("name", PRESENCE)
 def test_presence_methods(kind: str, name: str) -> None:
     model, images = case(kind)
@@ -279,6 +279,7 @@ def test_sufficient_patches(kind: str, threshold: float, minimal: bool, steps: i
             )
 
 
+@pytest.mark.full
 def test_sufficient_as_a_map_and_of_pixels() -> None:
     model, images = case("class")
     maps = explained("class", "sufficient:threshold=0.5")

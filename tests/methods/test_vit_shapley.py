@@ -170,6 +170,7 @@ def test_training_approaches_the_exact_shapley_values(tmp_path, trunk: str) -> N
     assert torch.allclose(got.sum(1), whole - null, atol=1e-12), "efficiency, exactly"
 
 
+@pytest.mark.full
 def test_a_surrogate_is_trained_on_removed_patches(tmp_path) -> None:
     """Its values are explained; it comes nearer to the model's whole prediction under removal."""
     model = tiny("average", **SMALL)

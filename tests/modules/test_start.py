@@ -195,6 +195,7 @@ def test_fullgrad_is_complete(options: dict[str, Any]) -> None:
     assert torch.allclose((x * g).sum() + terms + rest, run.logits[0, 1])
 
 
+@pytest.mark.full
 def test_explain_verify_and_stress_give_the_plain_models_numbers() -> None:
     model = plain("timm class")
     better = insert(model, tap=TAP(start="identity"), cb=CB("scaled", start="identity"))

@@ -97,6 +97,7 @@ def test_a_run_without_samples_is_reported_without_images(run, tmp_path):
     assert (copy / "report.html").exists()
 
 
+@pytest.mark.full
 def test_samples_are_stored_for_data_in_memory_too(tmp_path):
     loaded = sg.load_model("embedded")
     batch = torch.rand(4, 3, 32, 32), torch.arange(4)
@@ -107,6 +108,7 @@ def test_samples_are_stored_for_data_in_memory_too(tmp_path):
     assert "Images are left out" in write_report([tmp_path / "generator"], repeats=50)[0].read_text()
 
 
+@pytest.mark.full
 def test_a_run_of_python_has_the_chance_level(tmp_path):
     batch = torch.rand(4, 3, 32, 32), torch.arange(4)
     options = {"methods": ["rollout"], "ratios": [0.5], "metrics": ["insertion_aopc"]}

@@ -402,6 +402,7 @@ def stress(trained, out: Path, **more):
     )
 
 
+@pytest.mark.full
 def test_a_folder_is_run_and_gone_on_with(trained, tmp_path):
     whole = stress(trained, tmp_path / "whole", batch_size=4)
     lines = (tmp_path / "whole" / "rows-00000.jsonl").read_text().splitlines(keepends=True)

@@ -132,6 +132,7 @@ def test_a_run_that_is_not_finished_is_paired_image_by_image(pair, tmp_path):
     assert any("fog/3 7, snow/1 1" in note for note in found.notes)
 
 
+@pytest.mark.full
 def test_other_seeds_are_told(pair, tmp_path):
     one, _, a, _ = pair
     facts = {**one.runs[0], "settings": {**one.runs[0]["settings"], "seed": 9, "suite": ["corruptions"]}}
@@ -187,6 +188,7 @@ def test_what_is_refused(pair, tmp_path):
         compare([a], [tmp_path / "verify"])
 
 
+@pytest.mark.full
 def test_the_command_shows_images_with_their_maps(tmp_path):
     data = image_folder(tmp_path / "data")
     loaded = sg.load_model("embedded")

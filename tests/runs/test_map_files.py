@@ -179,6 +179,7 @@ def test_the_lines_of_the_page_write_maps_that_are_measured(tmp_path):
     assert (tmp_path / "run" / "samples").is_dir(), "the report has no images of given maps"
 
 
+@pytest.mark.full
 def test_maps_of_explain_are_measured(tmp_path):
     data = image_folder(tmp_path / "data")
     words = ["explain", data, "--model", "embedded", "--methods", "gae", "--out", tmp_path / "out"]
@@ -261,6 +262,7 @@ def test_a_folder_with_missing_maps_is_refused_before_anything_is_written(tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_maps_that_were_not_kept_are_reported(model, tmp_path):
     asked = {"methods": "gae", "metrics": RANKS[3], "out": tmp_path / "run"}
     sg.verify(model, batches(), **asked)

@@ -85,6 +85,7 @@ def test_methods_of_one_pass_are_explained_together(given, monkeypatch):
     assert ["gae", "rollout", "ixg"] in parts and ["occlusion:budget=4"] in parts
 
 
+@pytest.mark.full
 def test_a_run_without_the_chance_level_is_resumed_without_it(tmp_path):
     """Folders written by earlier versions have no `random`."""
     data = image_folder(tmp_path / "data")

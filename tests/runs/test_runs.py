@@ -261,6 +261,7 @@ def test_a_row_that_is_missing_within_a_batch_comes_back_alone(data, tmp_path):
     assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
 
 
+@pytest.mark.full
 def test_rows_do_not_depend_on_threads_that_read(data, tmp_path):
     words = (*FAST, "--data", str(data), "--methods", "ixg", "--limit", "9")
     cli(*words, "--out", str(tmp_path / "a"))
@@ -305,6 +306,7 @@ def test_the_command(data, tmp_path):
     cli(*FAST, "--data", str(data), "--methods", "gaze,rollout", "--limit", "7", "--out", str(out), code=2)
 
 
+@pytest.mark.full
 def test_what_is_painted_can_be_chosen(data, tmp_path):
     """The row says what was painted, and a report keeps apart what differs in it."""
     names = ["positive_perturbation", "negative_perturbation"]
@@ -464,6 +466,7 @@ def _no_space(*_):
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.full
 def test_start_layers(data, tmp_path):
     out = tmp_path / "run"
     cli(

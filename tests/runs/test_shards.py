@@ -103,6 +103,7 @@ def test_another_number_of_shards_resumes(model, data, tmp_path, whole):
     assert rows_of(out) == rows_of(whole["verify"])
 
 
+@pytest.mark.full
 def test_a_repeated_row_counts_once(model, data, tmp_path, whole):
     """Two folders of the same shard, and a folder in which an older N wrote the same rows."""
     for folder in ("one", "two"):

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from helpers.runs import thousand
 from helpers.shards import parquet, png, samples, shards, write_tar
+from helpers.tiers import tiered
 from steadygaze.cli import app
 from steadygaze.runs.request import StressRequest, VerifyRequest
 from steadygaze.runs.shards import World
@@ -59,7 +60,7 @@ def unpacked(folder: Path, out: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("kind", tiered(RUNS, ["verify"]))
 def test_rows_are_those_of_files_however_the_data_is_divided(tmp_path, kind):
     request, run = RUNS[kind]
     runs = {
@@ -225,6 +226,7 @@ def test_a_parquet_folder_is_measured(tmp_path):
     assert sg.Rows.read(tmp_path / "stress").cards()[0].image_count == 5
 
 
+@pytest.mark.full
 def test_the_command_line(tmp_path):
     data = shards(tmp_path / "data")
     file = tmp_path / "data" / "0002.tar"

@@ -117,6 +117,7 @@ def test_published_sets_by_name(tmp_path, root):
     assert "Classes it was not trained on" in page and "pneumonia, knn1" in page
 
 
+@pytest.mark.full
 def test_beside_the_other_suites_and_compared(root, tmp_path, loaded):
     data = root / "train"
     suite = ["corruptions", f"neighbors:own={root}"]

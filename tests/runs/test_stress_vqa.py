@@ -109,6 +109,7 @@ def test_a_run_resumes_reports_and_compares(model_folder: Path, data: Path, tmp_
     assert {change.quantity.name for change in comparison.changes} >= {"vqa_accuracy"}
 
 
+@pytest.mark.full
 def test_runs_of_other_suites_have_no_table_of_questions() -> None:
     batches = [(torch.rand(4, 3, 32, 32), torch.tensor([0, 1, 2, 3]))]
     rows = sg.stress(sg.load_model("embedded"), batches, suites=["occlusion"])

@@ -31,6 +31,7 @@ def call(*words) -> str:
     return done.output
 
 
+@pytest.mark.full
 def test_one_page_before_and_after(runs, tmp_path):
     data, before, after = runs
     asked = (

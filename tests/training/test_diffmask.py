@@ -217,6 +217,7 @@ def test_what_was_before_training_is_said(data, tmp_path, loaded) -> None:
     assert line in cli(*words, "--steps", 4).replace("\n", " "), "also after a resume"
 
 
+@pytest.mark.full
 def test_too_short_a_training_of_open_gates_is_no_success(data, tmp_path, loaded) -> None:
     """Until some have closed, the mask says nothing; that is no divergence, and another seed would not
     help."""
@@ -324,6 +325,7 @@ def test_explain_draws_patches_and_smooth(data, tmp_path, gates) -> None:
     assert (tmp_path / "p" / "0.gaze-patches.png").exists()
 
 
+@pytest.mark.full
 def test_verify_measures_it(data, tmp_path, gates) -> None:
     out = tmp_path / "rows"
     words = (

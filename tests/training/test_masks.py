@@ -195,6 +195,7 @@ def test_models_with_stages_have_keys_in_their_last_block(name):
     assert found.any() and found.shape[1] == found.shape[2]
 
 
+@pytest.mark.full
 def test_keys_made_of_several_patches_are_refused():
     model = timm.create_model("mvitv2_tiny", num_classes=3)
     with pytest.raises(sg.MethodUnavailableError, match="tokencut"):

@@ -216,6 +216,7 @@ def full(data: Path) -> dict:
     return content(data, epochs=3) | copy.deepcopy(FULL)
 
 
+@pytest.mark.full
 def test_values_of_every_key(data, tmp_path, no_steps):
     """Each key of a recipe, with values drawn from the hostile ones."""
     given = full(data)

@@ -75,6 +75,7 @@ def test_other_modules_than_the_weights_have(masked, before, tmp_path):
         sg.train(onward(masked, {"name": str(before)}, modules={"tap": {"branches": 4}}), tmp_path / "run")
 
 
+@pytest.mark.full
 def test_from_models_that_are_not_of_timm(masked, tmp_path):
     from transformers import ViTImageProcessor
 
@@ -118,6 +119,7 @@ def test_verify_and_card_say_that_patches_were_hidden(masked, before, tmp_path):
     )
 
 
+@pytest.mark.full
 def test_rrr_is_a_sum_over_the_whole_step(masked, tmp_path):
     """In two pieces the step is the same one: the mean over pieces of their sums would be half as large."""
     for pieces in (1, 2):

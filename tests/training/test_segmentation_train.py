@@ -75,6 +75,7 @@ def test_a_run_goes_on_to_the_same_weights(data, tmp_path):
     )
 
 
+@pytest.mark.full
 def test_a_run_begins_with_another_ones_weights(data, tmp_path):
     first = sg.train(recipe(data), tmp_path / "first")
     onward = recipe(
@@ -218,6 +219,7 @@ def test_the_mlp_decoder_is_made_of_any_view(name):
         assert len(set(grids)) == len(grids) > 1 and grids == sorted(grids, reverse=True), "one map a stage"
 
 
+@pytest.mark.full
 def test_the_mlp_decoder_is_trained_loaded_and_explained(tmp_path):
     folder = squares(tmp_path / "data", 8)
     model = {"name": "vit_tiny_patch16_224", "arguments": MODEL, "decoder": "segformer"}

@@ -156,6 +156,7 @@ def test_dry_run_lists_the_runs_and_writes_nothing(recipe, tmp_path):
     assert "4 runs left" in got.output
 
 
+@pytest.mark.full
 def test_a_probe_beside_fine_tuning(recipe, tmp_path):
     """`train` is a key like any other: probe and fine-tuning in one table."""
     words = ("--set", "train=all,head", "--set", "losses.adl=none", "--out", tmp_path)

@@ -186,6 +186,7 @@ def test_the_tokens_that_a_head_reads_are_found(
         assert scores.abs().max() > 0, name
 
 
+@pytest.mark.full
 def test_a_frozen_backbone_gives_the_maps_of_a_trained_one() -> None:
     frozen, free = OwnHead("mean", frozen=True).eval(), OwnHead("mean").eval()
     free.load_state_dict(frozen.state_dict())
@@ -482,6 +483,7 @@ def test_an_error_leaves_nothing_behind() -> None:
 # -- threads, copies, measures -----------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_threads_share_a_model_and_two_outer_models_share_a_vit() -> None:
     vit = tiny("class")
     outers: list[Any] = [nn.Sequential(Normalize(), vit), Permuted(vit).eval(), vit]
