@@ -29,8 +29,10 @@ FILE_ADVICE = {
 
 
 class Commands(HelpfulGroup):
-    """Prints an error of steadygaze or of the file system as one message, exit code 2; `--debug`, anywhere,
-    shows its traceback."""
+    """Prints an error of steadygaze or of the file system as one message, with exit code 2.
+
+    `--debug`, anywhere in the command, shows the traceback instead.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta["debug"] = "--debug" in args
@@ -53,11 +55,10 @@ class Commands(HelpfulGroup):
         raise typer.Exit(2) from error
 
     def flag(self, ctx: Any, error: SteadygazeError) -> str:
-        """The command's option that the error is about, such as " (--masks)"; "" if there is none."""
+        """Return the command's option that the error is about, such as " (--masks)", or ""."""
         command = self.commands.get(ctx.invoked_subcommand or "")
-        while (
-            isinstance(command, TyperGroup) and len(command.commands) == 1
-        ):  # diffmask and shapley have one command: train
+        # diffmask and shapley have one command: train
+        while isinstance(command, TyperGroup) and len(command.commands) == 1:
             command = next(iter(command.commands.values()))
         for parameter in command.params if command else ():
             if parameter.name == error.option and parameter.opts[0] not in str(error):
@@ -66,7 +67,7 @@ class Commands(HelpfulGroup):
 
 
 def file_error(error: OSError) -> str:
-    """The file, what is wrong with it, and what to do.
+    """Describe the file, what is wrong with it, and what to do.
 
     >>> file_error(OSError(errno.ENOSPC, "No space left on device", "out/grid.png"))
     'out/grid.png: No space left on device. Free some space, or choose another output folder.'
@@ -138,6 +139,6 @@ _add(listing.models, LIST)
 
 
 def main() -> None:
-    """The console script. Warnings are printed as one line, without file and line number."""
+    """Run the console script. Warnings are printed as one line, without file and line number."""
     warnings.formatwarning = lambda message, *where, **more: f"warning: {message}\n"
     app(prog_name="steadygaze")

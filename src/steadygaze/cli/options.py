@@ -406,7 +406,7 @@ ByClass = Annotated[bool, typer.Option("--by-class", help="Print every class.")]
 
 
 def split_names(texts: Sequence[str] | None) -> list[str]:
-    """Comma-separated names.
+    """Split comma-separated names.
 
     >>> split_names(["corruptions,attacks", "occlusion"])
     ['corruptions', 'attacks', 'occlusion']
@@ -416,7 +416,7 @@ def split_names(texts: Sequence[str] | None) -> list[str]:
 
 
 def split_methods(texts: Sequence[str]) -> list[str]:
-    """Comma-separated methods; a comma before `key=value` continues the options of the preceding method.
+    """Split comma-separated methods; a comma before `key=value` continues the options of a method.
 
     >>> split_methods(["gae,attixg+plus:pairing=next,freeze=0.75,cat"])
     ['gae', 'attixg+plus:pairing=next,freeze=0.75', 'cat']
@@ -431,7 +431,7 @@ def split_methods(texts: Sequence[str]) -> list[str]:
 
 
 def split_numbers(text: str | None, option: str) -> list[float] | None:
-    """Comma-separated numbers; None stays None.
+    """Parse comma-separated numbers; None stays None.
 
     >>> split_numbers("0.1,0.5", "ratios")
     [0.1, 0.5]
@@ -443,7 +443,7 @@ def split_numbers(text: str | None, option: str) -> list[float] | None:
 
 
 def parse_region(text: str | None) -> Region | None:
-    """A region of a segmentation; None stays None.
+    """Parse a region of a segmentation; None stays None.
 
     >>> parse_region("point=120,80").point
     (120.0, 80.0)
@@ -454,13 +454,13 @@ def parse_region(text: str | None) -> Region | None:
 
     kind, _, numbers = text.partition("=")
     try:
-        given = tuple(float(number) for number in numbers.split(","))
+        values = tuple(float(number) for number in numbers.split(","))
     except ValueError:
-        given = ()
-    if kind == "point" and len(given) == 2:
-        return Region(point=given)
-    if kind == "box" and len(given) == 4:
-        return Region(box=given)
+        values = ()
+    if kind == "point" and len(values) == 2:
+        return Region(point=values)
+    if kind == "box" and len(values) == 4:
+        return Region(box=values)
     raise InputError(f"expected point=X,Y or box=LEFT,TOP,RIGHT,BOTTOM, got {text!r}", option="region")
 
 
@@ -471,7 +471,7 @@ def model_options(
     std: str | None,
     model_kwargs: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """The arguments of `load_model` that were given."""
+    """Return the arguments of `load_model` that the user gave."""
     from steadygaze.loading.options import parse_model_kwargs
 
     sides = split_numbers(image_size, "image_size")
@@ -488,7 +488,7 @@ def model_options(
 
 
 def parse_shards(dry_run: bool, shards: str | None, json: bool) -> list[int]:
-    """The numbers of shards of a dry run; an error if there is none.
+    """Parse the numbers of shards of a dry run; an error without --dry-run.
 
     >>> parse_shards(True, "1,100", False)
     [1, 100]
@@ -507,14 +507,14 @@ def parse_shards(dry_run: bool, shards: str | None, json: bool) -> list[int]:
 
 
 def command_line() -> str:
-    """The command as the user typed it, for the records of a run."""
+    """Return the command as the user typed it, for the records of a run."""
     return shlex.join(["steadygaze", *sys.argv[1:]])
 
 
 def text_classes(
     texts: Sequence[str] | None, class_names: Path | None, templates: Sequence[str] | None
 ) -> TextClasses | None:
-    """The classes given by --text, --class-names and --template; None if none of them is given."""
+    """Return the classes of --text, --class-names and --template; None without these options."""
     if not texts and class_names is None:
         if templates:
             raise InputError("expected class names to fill the template with, got none", option="class_names")

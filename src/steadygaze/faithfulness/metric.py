@@ -52,10 +52,12 @@ FAMILIES = (
 class Values:
     """A metric of M maps of B images.
 
-    value: one number for each map and image; NaN where it is undefined
-    detail: the curve behind the value, or what `combine` adds up
-    note: how it was measured, for the rows
+    Args:
+        value (Tensor): (M, B), one number for each map and image; NaN where it is undefined.
+        detail (Tensor): (M, B, K), the curve behind the value, or what `combine` adds up.
+        note (str): how it was measured, for the rows.
 
+    Example:
     >>> import torch
     >>> Values(torch.tensor([[0.5, 0.7]])).value.shape  # one map of each of two images
     torch.Size([1, 2])
@@ -81,15 +83,17 @@ Compute = Callable[[MetricInput, Sequence[str]], Mapping[str, Values]]
 
 @dataclass(frozen=True)
 class Metric(Quantity):
-    """One entry of the registry. `register_metric` documents the fields; metrics with one `compute` run
-    together.
+    """One entry of the registry; `register_metric` documents the other fields.
 
-    uses_model: false for metrics that look at maps and masks only
-    uses_fill: whether it paints pixels with the option `fill`
-    detail_by_method: the detail has one number for each map, not a curve
-    by_map: the numbers of a map depend on no other map, so that maps can be measured a few at a time
-    outputs: what models it can measure give
+    Args:
+        compute (Callable): measures; metrics that share it run together.
+        uses_model (bool): false for metrics that look at maps and masks only.
+        uses_fill (bool): whether it paints pixels with the option `fill`.
+        detail_by_method (bool): whether the detail has one number for each map, and is not a curve.
+        curve (Curve): how the report draws the details.
+        outputs (tuple[str, ...]): the outputs of models that it can measure.
 
+    Example:
     >>> metric("insertion_accuracy").family, metric("pointing_game").needs_masks
     ('removal', True)
     """
@@ -177,18 +181,24 @@ def register_metric(
     as ours do: in `verify` and `steadygaze verify --metrics`, in runs that are resumed, in tables and in the
     report.
 
-    unit: "%", "nats", ... or nothing
-    better: "higher", "lower", or "neither" for descriptive numbers
-    low, high: range of the values
-    label: name for people; by default the name with spaces
-    summary: one sentence for listings and the report; by default the first line of the docstring
-    family: heading under which the metric is listed
-    needs_masks: it is given images with masks; data without masks is an error
-    needs_explain: it runs the methods again, by `given.explain_again(model, target)`
-    by_map: the numbers of a map depend on no other map; then rows are written as soon as a map is measured,
-        otherwise when all maps of a batch are
-    combine: (values, details) -> the number of a data set; the mean by default
-    replace: replace a metric that has this name already, instead of raising an error
+    Args:
+        name (str): name for `verify`, `--metrics` and rows.
+        unit (str): "%", "nats", ... or nothing.
+        better (str): "higher", "lower", or "neither" for descriptive numbers.
+        low (float): lower end of the range of the values.
+        high (float): upper end.
+        label (str): name for people; by default the name with spaces.
+        summary (str): one sentence for listings and the report; by default the first line of the docstring.
+        family (str): heading under which the metric is listed.
+        needs_masks (bool): whether it needs images with masks; data without masks is then an error.
+        needs_explain (bool): whether it runs the methods again, by `given.explain_again(model, target)`.
+        by_map (bool): whether the numbers of a map do not depend on the other maps; rows are then written
+            as soon as a map is measured, otherwise when all maps of a batch are.
+        combine (Callable): (values, details) -> the number of a data set; the mean by default.
+        replace (bool): replace a metric that has this name already, instead of raising an error.
+
+    Returns:
+        Callable: the decorator, which returns the function unchanged.
     """
 
     def decorate(
@@ -234,7 +244,7 @@ def add_metrics(entries: Iterable[Metric]) -> None:
 
 
 def metric(name: str) -> Metric:
-    """The metric of that name, or `UnknownNameError` with the nearest one.
+    """Return the metric of that name, or raise `UnknownNameError` with the nearest one.
 
     >>> metric("pointing_game").better
     'higher'
@@ -243,19 +253,19 @@ def metric(name: str) -> Metric:
 
 
 def check_outputs(metrics: Iterable[Metric], outputs: Outputs) -> None:
-    """An error in words if a metric cannot measure a model with these outputs."""
-    for one in metrics:
-        if outputs not in one.outputs:
+    """Raise `InputError` if a metric cannot measure a model with these outputs."""
+    for entry in metrics:
+        if outputs not in entry.outputs:
             instead = [m.name for m in METRICS.values() if m.family == "value" and outputs in m.outputs]
             raise InputError(
-                f"{one.name} measures {' or '.join(one.outputs)}, but this model gives {outputs} "
+                f"{entry.name} measures {' or '.join(entry.outputs)}, but this model gives {outputs} "
                 f"(task {task_of_outputs(outputs)}). Use {', '.join(instead)} instead.",
                 option="metrics",
             )
 
 
 def list_metrics() -> Listing[MetricInfo]:
-    """All metrics, by family; a list that shows itself as a table.
+    """List all metrics by family; the list shows itself as a table in a notebook.
 
     >>> [info.better for info in list_metrics() if info.name == "insertion_aopc"]
     ['higher']
@@ -279,7 +289,7 @@ def list_metrics() -> Listing[MetricInfo]:
 
 
 def in_table_order(names: Iterable[str]) -> list[str]:
-    """Metrics in the order of tables: by family, as registered; unknown ones last, by name."""
+    """Sort metrics in the order of tables: by family, as registered; unknown ones last, by name."""
     wanted = set(names)
     families = {family: rank for rank, family in enumerate(FAMILIES)}
     known = [name for name in METRICS if name in wanted]

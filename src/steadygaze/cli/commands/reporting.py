@@ -9,7 +9,6 @@ import typer
 
 from steadygaze.cli import options
 from steadygaze.cli.options import OUTPUT
-from steadygaze.methods.registry import DEFAULT
 
 Runs = Annotated[
     list[Path],
@@ -103,7 +102,6 @@ def compare_models(
     ] = "clean",
     seen: options.Seen = None,
     by_class: options.ByClass = False,
-    method: Annotated[str, typer.Option("--method", "--methods", hidden=True)] = DEFAULT,
     show: Annotated[
         int,
         typer.Option(
