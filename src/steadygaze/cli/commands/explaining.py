@@ -204,16 +204,22 @@ def serve(
         bool, typer.Option("--open", help="Open the page in a browser.", rich_help_panel=SERVER)
     ] = False,
     max_methods: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Most methods of one call.", rich_help_panel=LIMITS)
+        int,
+        typer.Option(metavar="N", min=1, help="Maximum number of methods per call.", rich_help_panel=LIMITS),
     ] = 12,
     max_budget: Annotated[
         int,
-        typer.Option(metavar="N", min=1, help="Most forward passes of one method.", rich_help_panel=LIMITS),
+        typer.Option(
+            metavar="N", min=1, help="Maximum number of forward passes per method.", rich_help_panel=LIMITS
+        ),
     ] = 2_000,
     max_cost: Annotated[
         int,
         typer.Option(
-            metavar="N", min=1, help="Most forward passes of all methods of one call.", rich_help_panel=LIMITS
+            metavar="N",
+            min=1,
+            help="Maximum number of forward passes per call, over all methods.",
+            rich_help_panel=LIMITS,
         ),
     ] = 5_000,
     max_seconds: Annotated[
@@ -221,19 +227,20 @@ def serve(
         typer.Option(
             metavar="SECONDS",
             min=0.1,
-            help="Longest running time of one call; it is then cancelled.",
+            help="Maximum running time of one call; it is then cancelled.",
             rich_help_panel=LIMITS,
         ),
     ] = 60.0,
     max_upload_mb: Annotated[
-        float, typer.Option(metavar="MB", min=0.1, help="Largest uploaded file.", rich_help_panel=LIMITS)
+        float,
+        typer.Option(metavar="MB", min=0.1, help="Maximum size of an uploaded file.", rich_help_panel=LIMITS),
     ] = 20.0,
     max_calls_per_client: Annotated[
         int,
         typer.Option(
             metavar="N",
             min=1,
-            help="Most calls from one address that run or wait at the same time.",
+            help="Maximum number of calls from one address that run or wait at the same time.",
             rich_help_panel=LIMITS,
         ),
     ] = 4,
@@ -242,7 +249,7 @@ def serve(
         typer.Option(
             metavar="N",
             min=1,
-            help="Most calls from all addresses that run or wait at the same time.",
+            help="Maximum number of calls from all addresses that run or wait at the same time.",
             rich_help_panel=LIMITS,
         ),
     ] = 100,
