@@ -1,7 +1,4 @@
-"""What `steadygaze explain` collects, writes and prints.
-
-`steadygaze explain`: image files in; overlays, a comparison grid, scores.npz and manifest.json out.
-"""
+"""`steadygaze explain`: image files in; overlays, a comparison grid, scores.npz and manifest.json out."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -42,7 +40,6 @@ from steadygaze.results.comparison import comparison_grid
 from steadygaze.results.manifest import image_entry, listed_overlays, remove_overlays, write_manifest
 from steadygaze.runs.shards import WHOLE, Shard
 from steadygaze.runs.statistics import plural
-from steadygaze.runs.statistics import plural as counted
 from steadygaze.target import Outputs, percent, predictions, summarize, task_of_outputs
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.view import ViT
@@ -94,8 +91,10 @@ class ExplainOptions:
 
 @dataclass
 class Results:
-    """What was computed so far; scores, score_of and grid_maps by method."""
+    """What one command computed so far; scores, score_of and grid_maps by method."""
 
+    request: ExplainOptions
+    loaded: LoadedModel
     outputs: Outputs = "classes"
     rows: list[dict[str, Any]] = field(default_factory=list)  # entries of the manifest, one for each image
     scores: dict[str, list[np.ndarray]] = field(default_factory=dict)
@@ -127,13 +126,11 @@ class Results:
 
 
 def add_results(
-    request: ExplainOptions,
-    class_names: tuple[str, ...] | None,
+    results: Results,
     names: list[str],
     image_files: list[ImageFile],
     images: list[Image.Image],
     attributions: dict[str, Attribution],
-    results: Results,
 ) -> None:
     """Write the overlays of one batch and add its maps and manifest entries to `results`."""
     for method, attribution in attributions.items():
@@ -146,7 +143,7 @@ def add_results(
     results.targets.append(first.target.numpy())
     for index, (name, file) in enumerate(zip(names, image_files, strict=True)):
         overlays = {
-            method: write_overlays(request, name, images[index], attribution, index)
+            method: write_overlays(results.request, name, images[index], attribution, index)
             for method, attribution in attributions.items()
         }
         target = first.target[index]
@@ -155,7 +152,7 @@ def add_results(
             first.logits[index],
             target,
             overlays,
-            class_names=class_names,
+            class_names=results.loaded.class_names,
             file=str(source_of(file)),
             outputs=first.outputs,
         )
@@ -200,11 +197,12 @@ def write_overlays(
     return written
 
 
-def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results) -> None:
+def write_results(results: Results) -> None:
     """Write grid.png, scores.npz and manifest.json, and remove overlays of an earlier run."""
+    request, loaded = results.request, results.loaded
     manifest = request.file("manifest", "json").name
     earlier = listed_overlays(request.out, manifest)
-    write_png(request.file("grid", "png"), draw_grid(request, loaded, results))
+    write_png(request.file("grid", "png"), draw_grid(results))
     arrays: dict[str, Any] = {method: np.concatenate(parts) for method, parts in results.scores.items()}
     arrays |= {"logits": np.concatenate(results.logits), "target": np.concatenate(results.targets)}
     arrays["names"] = np.array([row["name"] for row in results.rows])
@@ -241,7 +239,7 @@ def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results
     results.removed += remove_overlays(request.out, earlier - listed_overlays(request.out, manifest))
 
 
-def draw_grid(request: ExplainOptions, loaded: LoadedModel, results: Results) -> Image.Image:
+def draw_grid(results: Results) -> Image.Image:
     """The methods side by side, as far as `grid_extent` allows."""
     images, classes, methods = results.grid_extent
     attributions = {
@@ -251,9 +249,9 @@ def draw_grid(request: ExplainOptions, loaded: LoadedModel, results: Results) ->
     return comparison_grid(
         results.grid_images[:images],
         attributions,
-        classes=short_names(loaded.class_names),
+        classes=short_names(results.loaded.class_names),
         notes=results.grid_names[:images],
-        signed=request.signed,
+        signed=results.request.signed,
     )
 
 
@@ -269,24 +267,25 @@ def short_names(class_names: tuple[str, ...] | None) -> list[str] | None:
     return None if class_names is None else [name.split(",")[0] for name in class_names]
 
 
-def print_results(request: ExplainOptions, loaded: LoadedModel, results: Results, console: Console) -> None:
+def print_results(results: Results, console: Console) -> None:
     """Print the predictions, the files written, and everything that went wrong."""
     if results.rows:
-        print_predictions(results, short_names(loaded.class_names), console)
-        print_targets(request, results, console)
-        print_files(request, results, console)
-    for message in results.partial:
-        print_line(console, f"interrupted; the map is partial. {message}", "yellow")
-    for message in results.empty:
-        print_line(console, f"map is zero everywhere: {message}", "yellow")
-    for message in results.broken:
-        print_line(console, f"not explained: {message}", "red")
-    for message in results.unreadable:
-        print_line(console, f"not read: {message}", "red")
+        print_predictions(results, console)
+        print_targets(results, console)
+        print_files(results, console)
+    for messages, what, color in (
+        (results.partial, "interrupted; the map is partial. ", "yellow"),
+        (results.empty, "map is zero everywhere: ", "yellow"),
+        (results.broken, "not explained: ", "red"),
+        (results.unreadable, "not read: ", "red"),
+    ):
+        for message in messages:
+            print_line(console, what + message, color)
 
 
-def print_predictions(results: Results, names: Sequence[str] | None, console: Console) -> None:
+def print_predictions(results: Results, console: Console) -> None:
     """Print the three most probable classes of each image, every label above 0.5, or the values."""
+    names = short_names(results.loaded.class_names)
     several = results.outputs == "classes"
     headings = ("1st", "2nd", "3rd")[: results.class_count] if several else (results.outputs,)
     image = Column("image", overflow="fold")
@@ -306,8 +305,9 @@ def print_predictions(results: Results, names: Sequence[str] | None, console: Co
         console.print(f"and {len(results.rows) - TABLE_ROWS} more in the manifest")
 
 
-def print_targets(request: ExplainOptions, results: Results, console: Console) -> None:
+def print_targets(results: Results, console: Console) -> None:
     """Print which class was explained, if that is not the predicted one."""
+    request = results.request
     if request.target != "auto":
         target = results.rows[0]["targets"][0]
         noun = next(noun for noun in ("class", "label", "output") if noun in target)
@@ -319,16 +319,17 @@ def print_targets(request: ExplainOptions, results: Results, console: Console) -
     if request.top > results.class_count:
         print_line(
             console,
-            f"--top {request.top}: the model has {counted(results.class_count, 'class', 'classes')}; "
+            f"--top {request.top}: the model has {plural(results.class_count, 'class', 'classes')}; "
             "all of them were explained",
             "yellow",
         )
 
 
-def print_files(request: ExplainOptions, results: Results, console: Console) -> None:
+def print_files(results: Results, console: Console) -> None:
     """Print what was written where."""
+    request = results.request
     overlays = sum(len(files) for row in results.rows for files in row["overlays"].values())
-    print_line(console, f"wrote {counted(overlays, 'overlay')} to {request.out}, and")
+    print_line(console, f"wrote {plural(overlays, 'overlay')} to {request.out}, and")
     if request.maps is not None:
         print_line(console, f"  {request.maps}  the maps in float16, for steadygaze verify --maps")
     for file, content in (
@@ -340,7 +341,7 @@ def print_files(request: ExplainOptions, results: Results, console: Console) -> 
     if request.shard:
         print_line(console, f"shard {request.shard}: this part of the images only")
     if results.removed:
-        print_line(console, f"removed {counted(len(results.removed), 'overlay')} of an earlier run")
+        print_line(console, f"removed {plural(len(results.removed), 'overlay')} of an earlier run")
 
 
 def omitted_from_grid(results: Results) -> str:
@@ -355,11 +356,6 @@ def omitted_from_grid(results: Results) -> str:
     )
 
 
-def _shortened(name: str) -> str:
-    """At most MAX_NAME bytes: file systems allow 255, and method and class are added to it."""
-    return name.encode("utf-8", "replace")[:MAX_NAME].decode("utf-8", "ignore")
-
-
 def source_of(file: ImageFile) -> Path | EncodedImage:
     """What `read_image` reads; as text, where the image is."""
     return file if isinstance(file, Path) else file.source
@@ -372,7 +368,9 @@ def unique_names(image_files: Sequence[ImageFile]) -> dict[ImageFile, str]:
     for file in image_files:
         words = (*file.parts[:-1], file.stem) if isinstance(file, Path) else tuple(file.name.split("/"))
         parts = [re.sub(r"[^\w.-]+", "-", word) for word in words if word not in ("/", ".", "..")]
-        choices = [_shortened("-".join(parts[start:])) for start in range(len(parts) - 1, -1, -1)]
+        joined = ["-".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]
+        # file systems allow names of 255 bytes, and method and class are added
+        choices = [text.encode("utf-8", "replace")[:MAX_NAME].decode("utf-8", "ignore") for text in joined]
         unused = (choice for choice in choices if choice.lower() not in taken)
         name = next(unused, f"{choices[0]}-{len(taken)}")
         taken.add(name.lower())  # some file systems do not distinguish A.png from a.png
@@ -438,87 +436,82 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
         raise InputError(
             f"--out: expected a folder that can be written, got {request.out} ({error.strerror})"
         ) from error
-    results = explain_files(request, methods, loaded, vit, {file: names[file] for file in image_files}, live)
+    results = Results(request, loaded)
+    explain_files(results, vit, methods, {file: names[file] for file in image_files}, live)
     results.unreadable += damaged
     if results.rows:
-        write_results(request, loaded, results)
-    print_results(request, loaded, results, console)
-    left = len(image_files) - len(results.rows) - len(results.unreadable) - len(results.broken)
-    if left > 0:
-        print_line(console, f"stopped: {left} of {plural(len(image_files), 'image')} not explained", "yellow")
+        write_results(results)
+    print_results(results, console)
+    remaining = len(image_files) - len(results.rows) - len(results.unreadable) - len(results.broken)
+    if remaining > 0:
+        images = plural(len(image_files), "image")
+        print_line(console, f"stopped: {remaining} of {images} not explained", "yellow")
     return 130 if results.stopped else 1 if results.unreadable or results.broken else 0
 
 
 def explain_files(
-    request: ExplainOptions,
-    methods: Sequence[str | Method],
-    loaded: LoadedModel,
+    results: Results,
     vit: ViT,
+    methods: Sequence[str | Method],
     names: dict[ImageFile, str],
     console: Console,
-) -> Results:
+) -> None:
     """Explain the images batch by batch and write their overlays. names: of the files, in results."""
-    image_files, results = list(names), Results()
+    image_files, request = list(names), results.request
     device = next(vit.model.parameters()).device
     interruptions = Interruptions(console, methods, several_classes=request.top > 1)
     # short lists end before a bar is read; in a file or pipe they need no line either
     with progress_bar(console, visible=console.is_terminal) as on_progress:
         on_progress(Progress("explain", 0, len(image_files), "images"))
         try:
-            for batch_files, images in batches(image_files, loaded, request.batch_size, results.unreadable):
-                batch_names = [names[file] for file in batch_files]
-                explain_batch(
-                    request,
-                    methods,
-                    loaded,
-                    vit,
-                    batch_names,
-                    batch_files,
-                    images.to(device),
-                    results,
-                    interruptions,
-                    on_progress,
-                )
+            for batch, images in batches(image_files, results):
+                one_batch = partial(explain_batch, results, vit, methods, names, interruptions, on_progress)
+                try:
+                    one_batch(batch, images.to(device))
+                except BrokenMapError:  # of some image: the others are explained one by one
+                    for index, file in enumerate(batch):
+                        try:
+                            one_batch([file], images[index : index + 1].to(device))
+                        except BrokenMapError as error:
+                            results.broken.append(f"{source_of(file)}: {error}")
                 done = len(results.rows) + len(results.unreadable) + len(results.broken)
                 on_progress(Progress("explain", done, len(image_files), "images"))
                 if results.partial:  # what is finished is written, and no further batch is started
                     break
         except KeyboardInterrupt:
             results.stopped = True
-    return results
 
 
-def batches(
-    image_files: list[ImageFile], loaded: LoadedModel, size: int, unreadable: list[str]
-) -> Iterator[tuple[list[ImageFile], Tensor]]:
-    """Readable files with their preprocessed images (b, 3, H, W); errors of the others go to `unreadable`.
+def batches(image_files: list[ImageFile], results: Results) -> Iterator[tuple[list[ImageFile], Tensor]]:
+    """Readable files with their preprocessed images (b, 3, H, W); errors of the others go to the results.
 
-    A batch is `size` files in a row, without those that cannot be read, so that shards have equal batches.
+    A batch is a fixed number of files in a row, without those that cannot be read, so that shards have equal
+    batches.
     """
+    size = results.request.batch_size
     for start in range(0, len(image_files), size):
         images: dict[ImageFile, Tensor] = {}
         for file in image_files[start : start + size]:
             try:
-                images[file] = loaded.preprocess(read_image(source_of(file)))
+                images[file] = results.loaded.preprocess(read_image(source_of(file)))
             except ImageError as error:
-                unreadable.append(str(error))
+                results.unreadable.append(str(error))
         if images:
             yield list(images), torch.stack(list(images.values()))
 
 
 def explain_batch(
-    request: ExplainOptions,
-    methods: Sequence[str | Method],
-    loaded: LoadedModel,
-    vit: ViT,
-    names: list[str],
-    image_files: list[ImageFile],
-    images: Tensor,
     results: Results,
+    vit: ViT,
+    methods: Sequence[str | Method],
+    names: Mapping[ImageFile, str],
     interruptions: Interruptions,
     on_progress: OnProgress,
+    image_files: list[ImageFile],
+    images: Tensor,
 ) -> None:
-    """Explain one batch and add it to the results; an image whose map is not finite is left out."""
+    """Explain one batch and add it to the results."""
+    request, loaded = results.request, results.loaded
     target: Any = None if request.target == "auto" else loaded.class_index(request.target)
     if request.top > 1:
         if vit.plan.outputs == "values":
@@ -529,41 +522,17 @@ def explain_batch(
         with torch.no_grad():
             logits = vit(images)
         target = logits.topk(min(request.top, logits.shape[-1])).indices
-    try:
-        with interruptions.announced():
-            explained = explain(
-                vit,
-                images,
-                target=target,
-                method=list(methods),
-                score=request.score,
-                on_progress=on_progress,
-            )
-    except BrokenMapError as error:
-        if len(image_files) == 1:
-            results.broken.append(f"{source_of(image_files[0])}: {error}")
-            return
-        for index in range(len(image_files)):
-            one = slice(index, index + 1)
-            explain_batch(
-                request,
-                methods,
-                loaded,
-                vit,
-                names[one],
-                image_files[one],
-                images[one],
-                results,
-                interruptions,
-                on_progress,
-            )
-        return
+    with interruptions.announced():
+        explained = explain(
+            vit, images, target=target, method=list(methods), score=request.score, on_progress=on_progress
+        )
     attributions = {name: attribution.to("cpu") for name, attribution in explained.items()}
     if request.maps is not None:
         store_maps(request.maps, [map_key(file, request.images) for file in image_files], attributions)
-    results.partial += [f"{', '.join(names)}: {message}" for message in interruptions.take()]
+    batch_names = [names[file] for file in image_files]
+    results.partial += [f"{', '.join(batch_names)}: {message}" for message in interruptions.take()]
     originals = [loaded.to_image(image) for image in images]
-    add_results(request, loaded.class_names, names, image_files, originals, attributions, results)
+    add_results(results, batch_names, image_files, originals, attributions)
 
 
 def check_map_keys(image_files: Sequence[ImageFile], given: Sequence[str | Path]) -> None:
