@@ -31,9 +31,8 @@ SELF_CHECKING = (
     "steadygaze.robustness.neighbors.knn_predict",
     "steadygaze.robustness.synthetic.remove_background",
     "steadygaze.training.losses.adl.adl",
-    "steadygaze.training.losses.input_gradient.gradmask_terms",
-    "steadygaze.training.losses.input_gradient.rrr_terms",
-    "steadygaze.training.losses.relevance.relevance_terms",
+    "steadygaze.training.losses.input_gradient.input_gradient_pass",
+    "steadygaze.training.losses.relevance.relevance_pass",
 )
 _beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))
 

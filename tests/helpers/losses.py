@@ -9,6 +9,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from benchmarks import zoo
+from steadygaze.training.losses.input_gradient import input_gradient_pass
+from steadygaze.training.losses.relevance import relevance_pass
 
 
 def tiny(noise: float = 0.3, **more) -> VisionTransformer:
@@ -69,3 +71,15 @@ SMALL: dict[str, dict[str, Any]] = {
 @cache
 def small(name: str) -> nn.Module:
     return zoo.randomize(timm.create_model(name, num_classes=zoo.CLASSES, **SMALL[name]))
+
+
+def relevance_terms(*given, **options):
+    return relevance_pass(*given, **options)[0]
+
+
+def gradmask_terms(*given, **options):
+    return input_gradient_pass("gradmask", *given, **options)[0]
+
+
+def rrr_terms(*given, **options):
+    return input_gradient_pass("rrr", *given, **options)[0]

@@ -10,7 +10,7 @@ from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor
 
 import steadygaze as sg
-from helpers.losses import tiny
+from helpers.losses import gradmask_terms, relevance_terms, rrr_terms, tiny
 from oracles import attention, vit
 from steadygaze.training.losses import input_gradient, relevance
 from steadygaze.training.losses.adl import adl
@@ -60,7 +60,7 @@ def relevance_oracle(model, images, masks, labels, gradients=None) -> dict[str, 
 
 def test_relevance_is_the_formula():
     model, (images, masks, labels) = tiny(), batch()
-    found = relevance.relevance_terms(model, images, masks, labels)
+    found = relevance_terms(model, images, masks, labels)
     wanted = relevance_oracle(model, images, masks, labels)
     assert {k: v.item() for k, v in found.items()} == pytest.approx(wanted, rel=1e-9)
 
@@ -93,7 +93,7 @@ def test_relevance_gradient_is_the_finite_difference(term, second_order):
     held = None if second_order else gae_parts(model, images, labels)[1]
     wanted, direction = slope(model, lambda: relevance_oracle(model, images, masks, labels, held)[term])
     found = along(
-        relevance.relevance_terms(model, images, masks, labels, second_order=second_order)[term],
+        relevance_terms(model, images, masks, labels, second_order=second_order)[term],
         model,
         direction,
     )
@@ -112,7 +112,7 @@ def test_any_differentiable_method_makes_the_map(method):
     )
 
     def value(keep: bool = False) -> Tensor:
-        terms = relevance.relevance_terms(model, images, masks, labels, method=method, second_order=True)
+        terms = relevance_terms(model, images, masks, labels, method=method, second_order=True)
         return terms["background"] if keep else terms["background"].detach()
 
     wanted, direction = slope(model, value)
@@ -140,7 +140,7 @@ def test_gaze_maps_are_those_of_explain_and_reach_the_weights():
 def test_first_order_leaves_the_last_value_and_head_alone_and_second_does_not():
     model, (images, masks, labels) = tiny(), batch()
     for second_order in (False, True):
-        terms = relevance.relevance_terms(model, images, masks, labels, second_order=second_order)
+        terms = relevance_terms(model, images, masks, labels, second_order=second_order)
         asked = [model.head.weight, model.blocks[-1].attn.proj.weight, model.blocks[-1].mlp.fc1.weight]
         grads = torch.autograd.grad(terms["background"] + terms["foreground"], asked, allow_unused=True)
         assert all((g is not None and g.abs().max() > 0) == second_order for g in grads)
@@ -151,14 +151,14 @@ def test_one_pass_gives_map_and_logits():
     sg.adapt(model)  # checked once; that runs the model
     calls = []
     handle = model.head.register_forward_hook(lambda *_: calls.append(1))
-    relevance.relevance_terms(model, images, masks, labels)
+    relevance_terms(model, images, masks, labels)
     handle.remove()
     assert len(calls) == 1
 
 
 @pytest.mark.parametrize(
     "loss",
-    [relevance.relevance_terms, input_gradient.gradmask_terms, input_gradient.rrr_terms],
+    [relevance_terms, gradmask_terms, rrr_terms],
 )
 def test_the_value_alone_needs_no_graph(loss):
     model, given = tiny(), batch()
@@ -173,7 +173,7 @@ def test_the_value_alone_needs_no_graph(loss):
 
 @pytest.mark.parametrize(
     "loss",
-    [relevance.relevance_terms, input_gradient.gradmask_terms, input_gradient.rrr_terms],
+    [relevance_terms, gradmask_terms, rrr_terms],
 )
 @pytest.mark.parametrize(
     ("labels", "message"), [([0, 1, 9], "class 9 is out of range"), ([0, 1], "for a batch of 3")]
@@ -182,7 +182,7 @@ def test_labels_that_do_not_fit_are_refused(loss, labels, message):
     images, masks, _ = batch()
     with pytest.raises(sg.InputError, match=message):
         loss(tiny(), images, masks, torch.tensor(labels))
-    if loss is relevance.relevance_terms:
+    if loss is relevance_terms:
         with pytest.raises(sg.InputError, match=message):
             loss(tiny(), images, masks, torch.tensor(labels), explained="predicted", confidence="label")
 
@@ -191,7 +191,7 @@ def test_label_or_own_prediction():
     model, (images, masks, _) = tiny(), batch()
     labels = (model(images).argmax(-1) + 1) % 5
     by = {
-        (e, c): relevance.relevance_terms(model, images, masks, labels, explained=e, confidence=c)
+        (e, c): relevance_terms(model, images, masks, labels, explained=e, confidence=c)
         for e in ("label", "predicted")
         for c in ("label", "predicted")
     }
@@ -199,10 +199,10 @@ def test_label_or_own_prediction():
     assert by["label", "label"]["confidence"].item() == pytest.approx(
         F.cross_entropy(model(images), labels).item()
     )
-    alone = relevance.relevance_terms(model, images, masks, explained="predicted")
+    alone = relevance_terms(model, images, masks, explained="predicted")
     assert alone["background"].item() == by["predicted", "predicted"]["background"].item()
     with pytest.raises(sg.InputError, match="expected labels"):
-        relevance.relevance_terms(model, images, masks)
+        relevance_terms(model, images, masks)
 
 
 def test_shares_of_a_mask_are_reversed_as_asked():
@@ -221,15 +221,15 @@ def test_bad_masks_are_refused():
     empty = masks.clone()
     empty[1] = 0
     with pytest.raises(sg.InputError, match=r"image\(s\) \[1\].*background everywhere"):
-        relevance.relevance_terms(model, images, empty, labels)
+        relevance_terms(model, images, empty, labels)
     with pytest.raises(sg.InputError, match=r"expected \(3, 16, 16\).*got \(3, 8, 8\)"):
-        input_gradient.gradmask_terms(model, images, masks[:, :8, :8], labels)
+        gradmask_terms(model, images, masks[:, :8, :8], labels)
     with pytest.raises(sg.InputError, match="got \\[7\\]"):
-        input_gradient.rrr_terms(model, images, torch.where(masks == 0, 7, masks).to(torch.uint8), labels)
+        rrr_terms(model, images, torch.where(masks == 0, 7, masks).to(torch.uint8), labels)
     with pytest.raises(sg.InputError, match=r"shares of the object in 0..1, got nan"):
-        relevance.relevance_terms(model, images, torch.full(masks.shape, float("nan")), labels)
+        relevance_terms(model, images, torch.full(masks.shape, float("nan")), labels)
     with pytest.raises(sg.MethodUnavailableError, match="cannot be trained"):
-        relevance.relevance_terms(model, images, masks, labels, method="integrated_gradients")
+        relevance_terms(model, images, masks, labels, method="integrated_gradients")
     with pytest.raises(sg.UnknownNameError, match="form"):
         adl([torch.ones(1, 1, 2, 2)], form="papers")
     with pytest.raises(sg.InputError, match="sequence"):

@@ -11,12 +11,10 @@ from torch.overrides import TorchFunctionMode
 
 import steadygaze as sg
 from benchmarks import zoo
-from helpers.losses import small
+from helpers.losses import gradmask_terms, relevance_terms, rrr_terms, small
 from helpers.tiers import tiered
 from steadygaze.modules import CB, TAP, insert
 from steadygaze.training.losses import adl as adl_loss
-from steadygaze.training.losses import input_gradient as input_gradient_loss
-from steadygaze.training.losses import relevance as relevance_loss
 from steadygaze.training.losses.adl import AdlOptions
 from steadygaze.training.objective import Objective
 
@@ -120,9 +118,7 @@ def test_relevance_through_heads_that_attend(name, method):
     images, masks, labels = batch(model)
 
     def value() -> Tensor:
-        return relevance_loss.relevance_terms(model, images, masks, labels, method=method, second_order=True)[
-            "background"
-        ]
+        return relevance_terms(model, images, masks, labels, method=method, second_order=True)["background"]
 
     weights = [p for p in model.parameters() if p.requires_grad]
     generator = torch.Generator().manual_seed(0)
@@ -144,7 +140,7 @@ def test_input_gradients_reach_the_weights(name):
     """Attention pooling by nn.MultiheadAttention runs as it is, and a hard sigmoid is differentiated
     twice."""
     model = model_of(name)
-    for function in (input_gradient_loss.gradmask_terms, input_gradient_loss.rrr_terms):
+    for function in (gradmask_terms, rrr_terms):
         background = function(model, *batch(model))["background"]
         grads = torch.autograd.grad(
             background, [p for p in model.parameters() if p.requires_grad], allow_unused=True
@@ -165,8 +161,8 @@ def test_a_map_that_cannot_be_trained_is_refused(method, words):
     """Otherwise the terms of the map would be numbers, and only the confidence would be trained."""
     model = zoo.plain("vit_tiny_patch16_224")[0]
     with pytest.raises(sg.MethodUnavailableError, match=f"{method} cannot be trained: .*{words}"):
-        relevance_loss.relevance_terms(model, *batch(model), method=method)
+        relevance_terms(model, *batch(model), method=method)
     if "second" in words:
-        assert relevance_loss.relevance_terms(model, *batch(model), method=method, second_order=True)[
+        assert relevance_terms(model, *batch(model), method=method, second_order=True)[
             "background"
         ].requires_grad

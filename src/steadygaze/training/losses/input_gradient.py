@@ -68,37 +68,25 @@ GRADMASK: dict[PresetName, PublishedWeights] = {
 }
 
 
-def gradmask_terms(
-    model: nn.Module | ViT,
-    images: Float[Tensor, "b c h w"],
-    masks: Tensor,
-    labels: Int[Tensor, " b"],
-    *,
-    form: str = "formula",
-    reverse: str = "reference",
-) -> Terms:
-    """background and classification of GradMask, unweighted; masks and reverse: see
-    `object_and_background`."""
-    return input_gradient_pass("gradmask", model, images, masks, labels, form, reverse)[0]
-
-
-def rrr_terms(
-    model: nn.Module | ViT,
-    images: Float[Tensor, "b c h w"],
-    masks: Tensor,
-    labels: Int[Tensor, " b"],
-    *,
-    form: str = "formula",
-    reverse: str = "reference",
-) -> Terms:
-    """background and classification of RRR, unweighted; masks and reverse: see `object_and_background`."""
-    return input_gradient_pass("rrr", model, images, masks, labels, form, reverse)[0]
-
-
 def input_gradient_pass(
-    loss: str, model: nn.Module | ViT, images: Tensor, masks: Tensor, labels: Tensor, form: str, reverse: str
+    loss: str,
+    model: nn.Module | ViT,
+    images: Float[Tensor, "b c h w"],
+    masks: Tensor,
+    labels: Int[Tensor, " b"],
+    *,
+    form: str = "formula",
+    reverse: str = "reference",
 ) -> tuple[Terms, Any]:
-    """The terms of GradMask or RRR, and the outputs of the same pass for other losses."""
+    """Compute the terms background and classification, unweighted, in one pass over the model.
+
+    Args:
+        loss: "gradmask" or "rrr".
+        masks: See `object_and_background`, which also explains `reverse`.
+
+    Returns:
+        The terms by name, and the outputs of the same pass for other losses.
+    """
     if form not in ("formula", "code"):
         raise UnknownNameError("form", str(form), ("formula", "code"))
     _, background, counted = object_and_background(masks, images, reverse=reverse)
@@ -161,9 +149,9 @@ class _InputGradient(Loss):
 
     def __call__(self, batch: LossBatch) -> Terms:
         assert batch.masks is not None
-        form, reverse = self.options.form, self.options.reverse
+        options = self.options.model_dump(include={"form", "reverse"})
         terms, outputs = input_gradient_pass(
-            self.name, batch.model, batch.images, batch.masks, batch.labels, form, reverse
+            self.name, batch.model, batch.images, batch.masks, batch.labels, **options
         )
         batch.share(outputs)
         return terms

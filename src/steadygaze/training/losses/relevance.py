@@ -177,7 +177,7 @@ def _with_gradients(
 Terms = dict[str, Tensor]
 
 
-def relevance_terms(
+def relevance_pass(
     model: nn.Module | ViT,
     images: Float[Tensor, "b c h w"],
     masks: Tensor,
@@ -189,44 +189,19 @@ def relevance_terms(
     second_order: bool = False,
     temperature: float = 1.0,
     reverse: str = "reference",
-) -> Terms:
-    """background, foreground and confidence, unweighted, from one pass over the model.
-
-    masks: see `object_and_background`, which also explains `reverse`
-    method: what makes the map
-    explained: the class the map is of, "label" or "predicted"
-    confidence: the class made more certain, "predicted" (the paper) or "label"
-    second_order: differentiate the gradient inside the map too
-    """
-    terms, _ = relevance_pass(
-        model,
-        images,
-        masks,
-        labels,
-        method=method,
-        explained=explained,
-        confidence=confidence,
-        second_order=second_order,
-        temperature=temperature,
-        reverse=reverse,
-    )
-    return terms
-
-
-def relevance_pass(
-    model: nn.Module | ViT,
-    images: Tensor,
-    masks: Tensor,
-    labels: Tensor | None,
-    *,
-    method: str | Method = "gae",
-    explained: str = "label",
-    confidence: str = "predicted",
-    second_order: bool = False,
-    temperature: float = 1.0,
-    reverse: str = "reference",
 ) -> tuple[Terms, Any]:
-    """The terms of `relevance_terms`, and the outputs of the same pass for other losses."""
+    """Compute the terms background, foreground and confidence, unweighted, in one pass over the model.
+
+    Args:
+        masks: See `object_and_background`, which also explains `reverse`.
+        method: What makes the map.
+        explained: The class the map is of, "label" or "predicted".
+        confidence: The class made more certain, "predicted" (the paper) or "label".
+        second_order: Differentiate the gradient inside the map too.
+
+    Returns:
+        The terms by name, and the outputs of the same pass for other losses.
+    """
     for key, value in (("explained", explained), ("confidence", confidence)):
         if value not in ("label", "predicted"):
             raise UnknownNameError(key, str(value), ("label", "predicted"))
