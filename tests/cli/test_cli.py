@@ -1,5 +1,6 @@
 """The command line, run in this process."""
 
+import inspect
 import json
 import sys
 import warnings
@@ -20,6 +21,7 @@ from steadygaze.cli.options import split_methods
 from steadygaze.errors import BrokenMapError, InputError
 from steadygaze.loading.load import load_model
 from steadygaze.methods.explain import explain
+from steadygaze.runs.request import StressRequest, VerifyRequest, options_of
 
 DEMO = Path(command.__file__).parents[1] / "assets" / "demo"
 
@@ -247,6 +249,21 @@ def test_demo(tmp_path):
     assert len(list(tmp_path.glob("*.*.png"))) == 6 * images
     assert str(tmp_path / "grid.png") in result.output
     assert len(manifest(tmp_path)["methods"]) == 6
+
+
+@pytest.mark.parametrize(("name", "request_type"), [("verify", VerifyRequest), ("stress", StressRequest)])
+def test_options_of_a_request_are_those_of_command_signature_and_docstring(name, request_type):
+    function = getattr(sg, name)
+    declared = dict(options_of(request_type))
+    names = {field.name for field in declared}
+    assert names <= set(inspect.signature(function).parameters)
+    assert all(f"        {name}: " in function.__doc__ for name in names)
+    parameters = {
+        parameter.name: parameter for parameter in typer.main.get_command(app).commands[name].params
+    }
+    for field, about in declared.items():
+        assert (field.name in parameters) == (about.command or field.name in ("mean", "std"))
+        assert not about.required or parameters[field.name].required
 
 
 def test_verify_and_stress_have_one_spelling():

@@ -211,7 +211,8 @@ def register_suite(name: str, *, replace: bool = False) -> Callable[[Registered]
     Example:
         import numpy as np
         import steadygaze as sg
-        from steadygaze.runs.suite import Condition, Option, Setting, Suite
+        from steadygaze.runs.settings import Condition, Setting
+        from steadygaze.runs.suite import Option, Suite
 
         @sg.register_suite("mirror")
         class Mirror(Suite):
