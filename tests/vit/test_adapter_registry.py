@@ -111,3 +111,8 @@ def test_an_adapter_from_outside_is_asked_before_ours(monkeypatch: pytest.Monkey
 def test_a_taken_name_is_an_error(toy: ToyViT) -> None:
     with pytest.raises(sg.InputError, match="registered already"):
         register_adapter("toy", matches=ToyViT)(toy_plan)
+
+
+def test_adapters_are_listed() -> None:
+    infos = {info.name: info for info in sg.list_adapters()}
+    assert infos["timm"].built_in and "name" in repr(sg.list_adapters())
