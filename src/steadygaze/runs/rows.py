@@ -184,7 +184,8 @@ class Columns:
 
     @cached_property
     def _lists(self) -> pa.ListArray:
-        return self.frame["detail"].array.__arrow_array__().combine_chunks()
+        chunks = self.frame["detail"].array.__arrow_array__()
+        return chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()  # which copies
 
     @cached_property
     def lengths(self) -> np.ndarray:

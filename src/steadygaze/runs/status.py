@@ -296,10 +296,8 @@ def total(parts: Iterable[Counts]) -> Counts:
     """Add counts; a total is None if one of them is."""
     each = list(map(vars, parts))
     columns = {name: [counts[name] for counts in each] for name in vars(Counts())}
-    totals: dict[str, Any] = {
-        name: None if None in values else sum(values) for name, values in columns.items()
-    }
-    return Counts(**totals)
+    sums: dict[str, Any] = {name: None if None in n else sum(n) for name, n in columns.items()}
+    return Counts(**sums)
 
 
 def run_status(*folders: str | Path) -> list[RunStatus]:
