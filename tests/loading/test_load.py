@@ -391,3 +391,11 @@ def test_list_models():
     assert "deit_tiny_patch16_224" in names and all("deit_tiny" in name for name in names)
     assert {"embedded", "torchvision:vit_b_16", "fan_tiny_12_p16_224"} < set(list_models())
     assert list_models("vit_b_1?") == [] and list_models("*vit_b_1?") == ["torchvision:vit_b_16"]
+
+
+def test_names_of_the_first_version_warn():
+    loaded = load_model("embedded")
+    with pytest.warns(DeprecationWarning, match="class_names"):
+        assert loaded.classes == loaded.class_names
+    with pytest.warns(DeprecationWarning, match="preprocess.config"):
+        assert loaded.recipe == loaded.preprocess.config

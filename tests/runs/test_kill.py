@@ -55,7 +55,9 @@ def main(folder: Path, wanted_kills: int) -> None:
     from steadygaze.runs import verify as request
 
     torch.set_num_threads(1)
-    request.store_map_samples = lambda *_: None  # after the last row: kills are to fall between the rows
+    request.store_map_samples = lambda *_: (
+        None
+    )  # comes after the last row: kills are to fall between the rows
     data = image_folder(folder / "data")
     log = folder / "computed"
 

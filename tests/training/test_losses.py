@@ -12,10 +12,8 @@ from torch import Tensor
 import steadygaze as sg
 from helpers.losses import tiny
 from oracles import attention, vit
-from steadygaze.training.losses import input_gradient, relevance
-from steadygaze.training.losses.adl import adl
-from steadygaze.training.losses.distillation import distillation
-from steadygaze.training.losses.relevance import differentiable_map, object_and_background
+from steadygaze.training import losses
+from steadygaze.training.losses.relevance import differentiable_map
 
 
 def batch(size: int = 3) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,7 +58,7 @@ def relevance_oracle(model, images, masks, labels, gradients=None) -> dict[str, 
 
 def test_relevance_is_the_formula():
     model, (images, masks, labels) = tiny(), batch()
-    found = relevance.relevance_terms(model, images, masks, labels)
+    found = losses.relevance.relevance_terms(model, images, masks, labels)
     wanted = relevance_oracle(model, images, masks, labels)
     assert {k: v.item() for k, v in found.items()} == pytest.approx(wanted, rel=1e-9)
 
@@ -93,7 +91,7 @@ def test_relevance_gradient_is_the_finite_difference(term, second_order):
     held = None if second_order else gae_parts(model, images, labels)[1]
     wanted, direction = slope(model, lambda: relevance_oracle(model, images, masks, labels, held)[term])
     found = along(
-        relevance.relevance_terms(model, images, masks, labels, second_order=second_order)[term],
+        losses.relevance.relevance_terms(model, images, masks, labels, second_order=second_order)[term],
         model,
         direction,
     )
@@ -112,7 +110,9 @@ def test_any_differentiable_method_makes_the_map(method):
     )
 
     def value(keep: bool = False) -> Tensor:
-        terms = relevance.relevance_terms(model, images, masks, labels, method=method, second_order=True)
+        terms = losses.relevance.relevance_terms(
+            model, images, masks, labels, method=method, second_order=True
+        )
         return terms["background"] if keep else terms["background"].detach()
 
     wanted, direction = slope(model, value)
@@ -140,7 +140,7 @@ def test_gaze_maps_are_those_of_explain_and_reach_the_weights():
 def test_first_order_leaves_the_last_value_and_head_alone_and_second_does_not():
     model, (images, masks, labels) = tiny(), batch()
     for second_order in (False, True):
-        terms = relevance.relevance_terms(model, images, masks, labels, second_order=second_order)
+        terms = losses.relevance.relevance_terms(model, images, masks, labels, second_order=second_order)
         asked = [model.head.weight, model.blocks[-1].attn.proj.weight, model.blocks[-1].mlp.fc1.weight]
         grads = torch.autograd.grad(terms["background"] + terms["foreground"], asked, allow_unused=True)
         assert all((g is not None and g.abs().max() > 0) == second_order for g in grads)
@@ -151,14 +151,14 @@ def test_one_pass_gives_map_and_logits():
     sg.adapt(model)  # checked once; that runs the model
     calls = []
     handle = model.head.register_forward_hook(lambda *_: calls.append(1))
-    relevance.relevance_terms(model, images, masks, labels)
+    losses.relevance.relevance_terms(model, images, masks, labels)
     handle.remove()
     assert len(calls) == 1
 
 
 @pytest.mark.parametrize(
     "loss",
-    [relevance.relevance_terms, input_gradient.gradmask_terms, input_gradient.rrr_terms],
+    [losses.relevance.relevance_terms, losses.input_gradient.gradmask_terms, losses.input_gradient.rrr_terms],
 )
 def test_the_value_alone_needs_no_graph(loss):
     model, given = tiny(), batch()
@@ -173,7 +173,7 @@ def test_the_value_alone_needs_no_graph(loss):
 
 @pytest.mark.parametrize(
     "loss",
-    [relevance.relevance_terms, input_gradient.gradmask_terms, input_gradient.rrr_terms],
+    [losses.relevance.relevance_terms, losses.input_gradient.gradmask_terms, losses.input_gradient.rrr_terms],
 )
 @pytest.mark.parametrize(
     ("labels", "message"), [([0, 1, 9], "class 9 is out of range"), ([0, 1], "for a batch of 3")]
@@ -182,7 +182,7 @@ def test_labels_that_do_not_fit_are_refused(loss, labels, message):
     images, masks, _ = batch()
     with pytest.raises(sg.InputError, match=message):
         loss(tiny(), images, masks, torch.tensor(labels))
-    if loss is relevance.relevance_terms:
+    if loss is losses.relevance.relevance_terms:
         with pytest.raises(sg.InputError, match=message):
             loss(tiny(), images, masks, torch.tensor(labels), explained="predicted", confidence="label")
 
@@ -191,7 +191,7 @@ def test_label_or_own_prediction():
     model, (images, masks, _) = tiny(), batch()
     labels = (model(images).argmax(-1) + 1) % 5
     by = {
-        (e, c): relevance.relevance_terms(model, images, masks, labels, explained=e, confidence=c)
+        (e, c): losses.relevance.relevance_terms(model, images, masks, labels, explained=e, confidence=c)
         for e in ("label", "predicted")
         for c in ("label", "predicted")
     }
@@ -199,21 +199,21 @@ def test_label_or_own_prediction():
     assert by["label", "label"]["confidence"].item() == pytest.approx(
         F.cross_entropy(model(images), labels).item()
     )
-    alone = relevance.relevance_terms(model, images, masks, explained="predicted")
+    alone = losses.relevance.relevance_terms(model, images, masks, explained="predicted")
     assert alone["background"].item() == by["predicted", "predicted"]["background"].item()
     with pytest.raises(sg.InputError, match="expected labels"):
-        relevance.relevance_terms(model, images, masks)
+        losses.relevance.relevance_terms(model, images, masks)
 
 
 def test_shares_of_a_mask_are_reversed_as_asked():
     images = torch.zeros(1, 3, 1, 3)
-    s, rest, _ = object_and_background(torch.tensor([[[0.0, 0.25, 1.0]]]), images, reverse="reference")
+    s, rest, _ = losses.object_masks.object_and_background(
+        torch.tensor([[[0.0, 0.25, 1.0]]]), images, reverse="reference"
+    )
     assert rest[0, 0].tolist() == [1.0, 0.25, 0.0] and s[0, 0].tolist() == [0.0, 0.25, 1.0]
-    assert object_and_background(torch.tensor([[[0.0, 0.25, 1.0]]]), images)[1][0, 0].tolist() == [
-        1.0,
-        0.75,
-        0.0,
-    ]
+    assert losses.object_masks.object_and_background(torch.tensor([[[0.0, 0.25, 1.0]]]), images)[1][
+        0, 0
+    ].tolist() == [1.0, 0.75, 0.0]
 
 
 def test_bad_masks_are_refused():
@@ -221,19 +221,21 @@ def test_bad_masks_are_refused():
     empty = masks.clone()
     empty[1] = 0
     with pytest.raises(sg.InputError, match=r"image\(s\) \[1\].*background everywhere"):
-        relevance.relevance_terms(model, images, empty, labels)
+        losses.relevance.relevance_terms(model, images, empty, labels)
     with pytest.raises(sg.InputError, match=r"expected \(3, 16, 16\).*got \(3, 8, 8\)"):
-        input_gradient.gradmask_terms(model, images, masks[:, :8, :8], labels)
+        losses.input_gradient.gradmask_terms(model, images, masks[:, :8, :8], labels)
     with pytest.raises(sg.InputError, match="got \\[7\\]"):
-        input_gradient.rrr_terms(model, images, torch.where(masks == 0, 7, masks).to(torch.uint8), labels)
+        losses.input_gradient.rrr_terms(
+            model, images, torch.where(masks == 0, 7, masks).to(torch.uint8), labels
+        )
     with pytest.raises(sg.InputError, match=r"shares of the object in 0..1, got nan"):
-        relevance.relevance_terms(model, images, torch.full(masks.shape, float("nan")), labels)
+        losses.relevance.relevance_terms(model, images, torch.full(masks.shape, float("nan")), labels)
     with pytest.raises(sg.MethodUnavailableError, match="cannot be trained"):
-        relevance.relevance_terms(model, images, masks, labels, method="integrated_gradients")
+        losses.relevance.relevance_terms(model, images, masks, labels, method="integrated_gradients")
     with pytest.raises(sg.UnknownNameError, match="form"):
-        adl([torch.ones(1, 1, 2, 2)], form="papers")
+        losses.adl.adl([torch.ones(1, 1, 2, 2)], form="papers")
     with pytest.raises(sg.InputError, match="sequence"):
-        adl(torch.ones(1, 1, 2, 2))
+        losses.adl.adl(torch.ones(1, 1, 2, 2))
 
 
 # -- gradients of the image ----------------------------------------------------------------------
@@ -259,7 +261,7 @@ def pixel_gradient_oracle(model, images, masks, labels, which: str) -> float:
 @pytest.mark.parametrize("which", ["gradmask", "rrr"])
 def test_input_gradient_losses(which):
     model, (images, masks, labels) = tiny(), batch()
-    function = getattr(input_gradient, f"{which}_terms")
+    function = getattr(losses.input_gradient, f"{which}_terms")
     wanted, direction = slope(model, lambda: pixel_gradient_oracle(model, images, masks, labels, which))
     terms = function(model, images, masks, labels)
     assert terms["background"].item() == pytest.approx(
@@ -274,8 +276,8 @@ def test_input_gradient_losses(which):
     assert ran["classification"].requires_grad
     assert (
         {"ViT-B", "AR-S", "AR-B", "DeiT-S", "DeiT-B"}
-        == set(input_gradient.RRR)
-        == set(input_gradient.GRADMASK)
+        == set(losses.input_gradient.RRR)
+        == set(losses.input_gradient.GRADMASK)
     )
 
 
@@ -320,7 +322,7 @@ def adl_oracle(attentions: list[Tensor], tau: float, form: str) -> float:
 @pytest.mark.parametrize("form", ["paper", "code", "per_head"])
 @pytest.mark.parametrize("size", [1, 3])
 def test_adl_is_the_formula(form, size):
-    found = adl(maps(size), form=form)
+    found = losses.adl.adl(maps(size), form=form)
     assert found.shape == ()
     assert found.item() == pytest.approx(adl_oracle(maps(size), 2.0, form), rel=1e-9)
     assert found.item() > 0, "also at batch 1"
@@ -328,13 +330,13 @@ def test_adl_is_the_formula(form, size):
 
 def test_adl_of_uniform_and_of_random_attention():
     even = [torch.full((2, 2, 8, 8), 1 / 8, dtype=torch.float64)]
-    assert adl(even).item() == 0.0  # nothing reaches 2/N
-    assert adl(even, tau=1.0).item() == pytest.approx(1.0)  # ≥: everything does
+    assert losses.adl.adl(even).item() == 0.0  # nothing reaches 2/N
+    assert losses.adl.adl(even, tau=1.0).item() == pytest.approx(1.0)  # ≥: everything does
     random = [torch.randn(2, 2, 40, 40, generator=torch.Generator().manual_seed(0)).softmax(-1)]
-    assert adl(random, form="code").item() == 0.0 and 0.1 < adl(random).item() < 0.5
+    assert losses.adl.adl(random, form="code").item() == 0.0 and 0.1 < losses.adl.adl(random).item() < 0.5
     one_column = torch.full((1, 1, 4, 4), 0.02, dtype=torch.float64)
     one_column[..., 0] = 0.94
-    assert adl([one_column]).item() == pytest.approx(1.0)
+    assert losses.adl.adl([one_column]).item() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -344,13 +346,13 @@ def test_adl_of_uniform_and_of_random_attention():
 )
 def test_adl_of_something_else(given):
     with pytest.raises(sg.InputError, match="adl: expected"):
-        adl(given)
+        losses.adl.adl(given)
 
 
 @pytest.mark.parametrize("form", ["paper", "code", "per_head"])
 def test_adl_gradient(form):
     logits = [a.log().requires_grad_() for a in maps(2, tokens=3, layers=2)]
-    assert torch.autograd.gradcheck(lambda *s: adl([x.softmax(-1) for x in s], form=form), logits)
+    assert torch.autograd.gradcheck(lambda *s: losses.adl.adl([x.softmax(-1) for x in s], form=form), logits)
 
 
 # -- distillation ----------------------------------------------------------------------------------
@@ -360,21 +362,23 @@ def test_distillation():
     generator = torch.Generator().manual_seed(0)
     student, teacher = (torch.randn(4, 5, dtype=torch.float64, generator=generator) for _ in range(2))
     p, q = (teacher / 3).softmax(-1), (student / 3).softmax(-1)
-    assert distillation(student, teacher, form="soft").item() == pytest.approx(
+    assert losses.distillation.distillation(student, teacher, form="soft").item() == pytest.approx(
         9 * (p * (p / q).log()).sum(-1).mean().item()
     )
-    assert distillation(student, teacher).item() == pytest.approx(
+    assert losses.distillation.distillation(student, teacher).item() == pytest.approx(
         F.cross_entropy(student, teacher.argmax(-1)).item()
     )
     pair = (torch.randn_like(student), student)
-    assert distillation(pair, teacher) == distillation(student, teacher)
+    assert losses.distillation.distillation(pair, teacher) == losses.distillation.distillation(
+        student, teacher
+    )
     for form in ("soft", "hard"):
         assert torch.autograd.gradcheck(
-            lambda s, form=form: distillation(s, teacher, form=form),
+            lambda s, form=form: losses.distillation.distillation(s, teacher, form=form),
             student.requires_grad_(),
         )
     with pytest.raises(sg.InputError, match="same classes"):
-        distillation(student, teacher[:, :3])
+        losses.distillation.distillation(student, teacher[:, :3])
 
 
 def test_relevance_of_a_distilled_model_in_training_keeps_both_heads():
@@ -386,6 +390,6 @@ def test_relevance_of_a_distilled_model_in_training_keeps_both_heads():
     sg.adapt(model)
     model.train()
     model.set_distilled_training(True)
-    terms, logits = relevance.relevance_pass(model, images, masks, labels)
+    terms, logits = losses.relevance.relevance_pass(model, images, masks, labels)
     assert len(logits) == 2 and torch.allclose(logits[1], model(images)[1])
     assert all(torch.isfinite(t) for t in terms.values())
