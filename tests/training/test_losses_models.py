@@ -12,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 import steadygaze as sg
 from benchmarks import zoo
 from helpers.losses import small
-from helpers.tiers import tiered
 from steadygaze.modules import CB, TAP, insert
 from steadygaze.training import losses
 from steadygaze.training.losses.adl import AdlOptions
@@ -53,6 +52,9 @@ def batch(model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
     return images, masks, torch.tensor([0, 1])
 
 
+DEFAULT = ("Swin", "transformers SigLIP", "transformers ViT, eager", "rvt_tiny_plus")  # of the default tier
+
+
 class Written(TorchFunctionMode):
     """Attention written out by hand, and every map of several queries kept."""
 
@@ -80,7 +82,7 @@ class Written(TorchFunctionMode):
 
 @pytest.mark.parametrize("modules", [False, True], ids=["plain", "with TAP and CB"])
 @pytest.mark.parametrize(
-    "name", tiered(MAKES, ["Swin", "transformers SigLIP", "transformers ViT, eager", "rvt_tiny_plus"])
+    "name", [n if n in DEFAULT else pytest.param(n, marks=pytest.mark.full) for n in MAKES]
 )
 def test_adl_finds_the_attention_between_tokens(name, modules):
     torch.manual_seed(0)
