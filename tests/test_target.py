@@ -12,6 +12,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import steadygaze as sg
 from benchmarks import zoo
+from helpers.tiers import tiered
 from helpers.tiny_models import served
 from oracles.models import random_images, tiny
 from steadygaze.methods.sufficient import subsets
@@ -66,7 +67,7 @@ def test_other_outputs_do_not_change_what_is_explained(model: nn.Module, task: s
     assert not torch.allclose(found["gaze"].scores, sg.explain(model, images, 1, "gaze").scores)
 
 
-@pytest.mark.parametrize("task", ["multilabel", "regression"])
+@pytest.mark.parametrize("task", tiered(["multilabel", "regression"], ["multilabel"]))
 def test_every_method_explains_labels_and_values(model: nn.Module, task: str) -> None:
     vit, images = sg.adapt(model, task=task), random_images(model)
     names = [name for name in served(model) if not (task == "regression" and name == "sufficient")]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from benchmarks import zoo
+from helpers.tiers import tiered
 from oracles.models import random_images, tiny
 
 READERS = [
@@ -36,7 +37,7 @@ def agree(model: nn.Module, expected: nn.Module, methods: list[str], tolerance: 
         assert float((one - other).abs().max()) <= tolerance * float(other.abs().max()), method
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("wrapped", tiered([False, True], [True]))
 def test_compiled_blocks_are_seen_into(wrapped: bool) -> None:
     """Compiled code calls no mode of torch: rules would be passed over and attention not be recorded."""
     plain = tiny("class")

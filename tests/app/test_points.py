@@ -68,6 +68,7 @@ def test_wrong_pixels_get_words(loaded: sg.LoadedModel) -> None:
         with_point(Viewer(loaded), "64, 3")
 
 
+@pytest.mark.full
 def test_the_page_of_a_segmenter_works_over_http(loaded: sg.LoadedModel, file: Path) -> None:
     from gradio_client import Client, handle_file
 

@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from helpers.runs import image_folder, rows_of
-from helpers.tiers import tiered
 from steadygaze.cli import app
 
 MODEL = ("--model", "embedded")
@@ -29,7 +28,8 @@ def data(tmp_path_factory) -> Path:
     return image_folder(tmp_path_factory.mktemp("cli-shards") / "data")
 
 
-@pytest.mark.parametrize("name", tiered(["verify", "stress"], ["stress"]))
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["verify", "stress"])
 def test_the_table_of_a_shard_says_that_it_is_a_part(data, tmp_path, name):
     words = (name, *MODEL, "--data", data, *COMMANDS[name], "--limit", 6, "--batch-size", 2)
     outputs = [run(*words, "--shard", f"{index}/4", "--out", tmp_path / "run") for index in range(4)]

@@ -280,7 +280,7 @@ def test_options(kind: str, name: str) -> None:
             )  # 1e-8 over its own maximum
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", tiered(SCORES, ["log_odds", "contrast"]))
 @pytest.mark.parametrize("kind", tiered(["class", "average_with_class"], ["average_with_class"]))
 def test_scores(kind: str, score: str) -> None:
     for name in bases("map") + bases("matrix"):

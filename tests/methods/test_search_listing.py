@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import steadygaze as sg
+from helpers.tiers import tiered
 from steadygaze.data.images import find_images, read_image
 from steadygaze.methods.registry import forward_passes
 from steadygaze.progress import Progress
@@ -74,7 +75,7 @@ class _Enough(Exception):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in SEARCHED if name not in ("vit_cx", "sufficient", "tis")]
+    "name", tiered([name for name in SEARCHED if name not in ("vit_cx", "sufficient", "tis")], 3)
 )  # they depend on the image, and tis on the number of channels of all blocks
 def test_the_cost_that_is_listed(name: str) -> None:
     """For 14 x 14 patches and 192 channels.
@@ -96,7 +97,7 @@ def test_the_cost_that_is_listed(name: str) -> None:
     assert SEARCHED[name].cost - totals[0] in (0, 1)
 
 
-@pytest.mark.parametrize("name", SEARCHED)
+@pytest.mark.parametrize("name", tiered(SEARCHED, 3))
 def test_float16(name: str) -> None:
     """As in float32, also for a class that float16 has no number for (p around 1e-12)."""
     if name in (

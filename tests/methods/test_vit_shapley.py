@@ -191,7 +191,9 @@ def test_a_surrogate_is_trained_on_removed_patches(tmp_path) -> None:
         Trainer(sg.adapt(tiny_models.HIERARCHICAL["Swin"]()), Settings(surrogate="train"))
 
 
-@pytest.mark.parametrize("options", [{}, {"surrogate": "train", "trunk": "train", "surrogate_steps": 3}])
+@pytest.mark.parametrize(
+    "options", tiered([{}, {"surrogate": "train", "trunk": "train", "surrogate_steps": 3}], 1)
+)
 def test_a_restored_trainer_continues_exactly(tmp_path, options) -> None:
     model = tiny("registers", **SMALL)
     images = random_images(model, 4)

@@ -100,12 +100,8 @@ def test_viewed_with_and_without_modules(name: str) -> None:
     assert torch.equal(remove(kind)(images), model(images))
 
 
-@pytest.mark.parametrize(
-    "name",
-    tiered(
-        ["rvt_small", "fan_tiny_12_p16_224", "localvit_tiny_mlp4_act3_r192"], ["localvit_tiny_mlp4_act3_r192"]
-    ),
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["rvt_small", "fan_tiny_12_p16_224", "localvit_tiny_mlp4_act3_r192"])
 def test_every_method_answers_or_says_why_not(name: str) -> None:
     model = small(name)
     images = zoo.image_of(model, sg.adapt(model).plan.input_size)

@@ -181,7 +181,7 @@ def test_frozen_passes_stay_exact(
     assert float(found["logits"]) <= 1e-12 and float(found["decompx"]) <= 1e-10, found
 
 
-@pytest.mark.parametrize("options", ALL, ids=str)
+@pytest.mark.parametrize("options", tiered(ALL, 3), ids=str)
 def test_fullgrad_is_complete(options: dict[str, Any]) -> None:
     model = trained(insert(plain("timm class"), **options))
     vit = sg.adapt(model)
@@ -210,7 +210,7 @@ def test_explain_verify_and_stress_give_the_plain_models_numbers() -> None:
     assert len(checked) == 4 and checked.value.notna().all()
 
 
-@pytest.mark.parametrize("options", ALL, ids=str)
+@pytest.mark.parametrize("options", tiered(ALL, 3), ids=str)
 def test_checkpoints_keep_the_start(options: dict[str, Any], tmp_path: Path) -> None:
     model = insert(timm.create_model("test_vit", num_classes=3), **options).eval()
     for parameter in new_parameters(model).values():

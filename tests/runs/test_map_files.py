@@ -144,6 +144,7 @@ def test_pixels_are_pooled_by_their_mean(model, tmp_path, dtype):
         )
 
 
+@pytest.mark.full
 def test_the_lines_of_the_page_write_maps_that_are_measured(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "maps.md").read_text()
     (code,) = re.findall(r"```python\n(import json.*?)```", page, re.DOTALL)

@@ -443,6 +443,7 @@ def test_a_folder_without_images(tmp_path):
     )
 
 
+@pytest.mark.full
 def test_a_full_disk_tells(data, tmp_path, monkeypatch):
     words = (*FAST, "--data", str(data), "--methods", "ixg", "--out", str(tmp_path / "run"))
     real, calls = store.Store.append, []

@@ -51,6 +51,7 @@ def restored(finished: Path, out: Path) -> Path:
     return out
 
 
+@pytest.mark.full
 def test_files_of_a_run(data, finished, tmp_path):
     cases: list[tuple[str, bytes]] = [("train.json", text) for text in JSON]
     cases += [("log.csv", text) for text in LOGS]

@@ -12,6 +12,7 @@ from PIL import Image
 
 import steadygaze as sg
 from helpers.segmentation import MODEL, SIDE, recipe, squares
+from helpers.tiers import tiered
 from helpers.tiny_models import ALL, images_of
 from steadygaze.training.recipe import make_recipe
 
@@ -179,7 +180,10 @@ def test_it_is_the_linear_decoder_of_normed_patches():
 
 
 @pytest.mark.parametrize(
-    "name", ["Swin", "PVT v2", "torchvision", "transformers ViT", "EVA (mean)", "CaiT", "transformers SigLIP"]
+    "name",
+    tiered(
+        ["Swin", "PVT v2", "torchvision", "transformers ViT", "EVA (mean)", "CaiT", "transformers SigLIP"], 2
+    ),
 )
 def test_it_is_made_of_any_view(name):
     model = ALL[name]()
@@ -207,7 +211,7 @@ def test_it_is_the_mlp_decoder_of_several_blocks():
     assert not any(m._forward_hooks for m in model.modules())
 
 
-@pytest.mark.parametrize("name", ["Swin", "PVT v2", "torchvision", "transformers ViT", "CaiT"])
+@pytest.mark.parametrize("name", tiered(["Swin", "PVT v2", "torchvision", "transformers ViT", "CaiT"], 1))
 def test_the_mlp_decoder_is_made_of_any_view(name):
     model = ALL[name]()
     images = images_of(model)

@@ -57,6 +57,7 @@ def run(data, out, loaded, steps: int = 6, **options) -> ExplainerRun:
     return ExplainerRun(Trainer, request, loaded)
 
 
+@pytest.mark.full
 def test_resume_is_exact(data, tmp_path, loaded, monkeypatch) -> None:
     """Interrupted, and killed between two saves, in both stages: the file is that of an undisturbed run."""
     both = {"surrogate": "train", "surrogate_steps": 4}

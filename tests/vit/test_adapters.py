@@ -222,7 +222,13 @@ def test_fused_and_eager_attention_agree(kind: str) -> None:
             assert torch.allclose(a, b, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", [k for k in PLAIN_KINDS if "(eager)" not in k])
+@pytest.mark.parametrize(
+    "kind",
+    tiered(
+        [k for k in PLAIN_KINDS if "(eager)" not in k],
+        [k for k in REPRESENTATIVE if k in PLAIN_KINDS and "(eager)" not in k],
+    ),
+)
 def test_parts_are_the_attention_branch(kind: str) -> None:
     """x + s·O·(A·v) + bias is what the second norm is given; at x = 0 the value is nothing but its offset."""
     vit = view_of(kind)

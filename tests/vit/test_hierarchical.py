@@ -174,7 +174,8 @@ def _torchvision_block(key: str) -> str:
     return f"features.{2 * int(stage) + 1}.{block}.{rest}"
 
 
-@pytest.mark.parametrize("convert", tiered([as_transformers, as_torchvision], 1))
+@pytest.mark.full
+@pytest.mark.parametrize("convert", [as_transformers, as_torchvision])
 def test_one_swin_has_one_map_in_three_libraries(convert: Any) -> None:
     first = timm_swin()
     second = convert(first.state_dict())

@@ -168,7 +168,7 @@ def test_pixel_gradients_pass_through_the_normalisation() -> None:
         ("both", "class", (0,), 0.5),
     ],
 )
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("frozen", tiered([False, True], [True]))
 def test_the_tokens_that_a_head_reads_are_found(
     pool: str, readout: str, rows: tuple[int, ...], share: float, frozen: bool
 ) -> None:
@@ -519,6 +519,7 @@ def test_a_copy_has_a_view_of_its_own() -> None:
     assert close(sg.adapt(other)(IMAGES), other(IMAGES)) and close(vit(IMAGES), outer(IMAGES))
 
 
+@pytest.mark.full
 def test_verify_and_stress_measure_an_outer_model() -> None:
     outer = OwnHead("mean").float().eval()
     images = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
