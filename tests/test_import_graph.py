@@ -73,16 +73,15 @@ def sources() -> dict[str, str]:
     return modules
 
 
-def imports(source: str, *, top_only: bool = False) -> Iterator[str]:
+def imports(source: str, *, by_string: bool = True) -> Iterator[str]:
     """Dotted names that a source imports; `from a import b` gives a.b."""
-    tree = ast.parse(source)
-    for node in tree.body if top_only else ast.walk(tree):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide what is imported"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        elif by_string and isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from imported_by_string(node.value)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
             # other packages; names of this package are found as strings, wherever they stand
@@ -142,11 +141,14 @@ def test_model_code_stays_in_its_rooms() -> None:
 
 
 def import_graph(modules: dict[str, str]) -> dict[str, set[str]]:
-    """Module -> the modules of this package that it imports."""
+    """Module -> the modules of this package that it imports. The names of the modules that a registry loads when
+    it is read do not count: they register themselves with it, so they import it."""
     graph: dict[str, set[str]] = {}
     for module, source in modules.items():
         names = [
-            name.removeprefix("steadygaze.") for name in imports(source) if name.startswith("steadygaze.")
+            name.removeprefix("steadygaze.")
+            for name in imports(source, by_string=False)
+            if name.startswith("steadygaze.")
         ]
         imported = {name if name in modules else name.rpartition(".")[0] for name in names}
         graph[module] = {name for name in imported if name in modules and name != module}
