@@ -166,7 +166,7 @@ def test_the_commands_have_the_option(data, strange, tmp_path, command):
         words = ["train", str(toml), "--set", f"data.train={data}", "--out", str(tmp_path / "run")]
     else:
         words = ["diffmask", "train", "--model", str(folder), "--data", str(data), "--steps", "1"]
-        words += ["--batch", "2", "--out", str(tmp_path / "m.safetensors")]
+        words += ["--set", "batch=2", "--out", str(tmp_path / "m.safetensors")]
     refused = CliRunner().invoke(app, words)
     assert refused.exit_code == 2 and "--trust-remote-code" in refused.output.replace("\n", " ")
     assert not marker.exists()

@@ -30,7 +30,7 @@ from steadygaze.vit.adapt import adapt
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.view import ViT, blank_image
 
-log = logging.getLogger(__package__)
+log = logging.getLogger(__name__)
 NAMES = ("tap", "cb_mlp", "cb_msa")  # names of inserted modules within their block
 HOOKS = (
     "_forward_pre_hooks",
