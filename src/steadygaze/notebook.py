@@ -9,9 +9,10 @@ import base64
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from PIL import Image
+if TYPE_CHECKING:
+    from PIL import Image
 
 LEFT, RIGHT = "text-align:left", "text-align:right"
 
