@@ -103,6 +103,7 @@ def test_a_metric_from_outside_resumes_after_a_kill_and_is_reported(sparseness, 
     assert "Gini sparseness" in page and "Gini coefficient of the absolute values" in page
 
 
+@pytest.mark.full
 def test_a_method_from_outside_is_explained_and_verified(center, tmp_path):
     model = sg.load_model("embedded")
     scores = sg.explain(model.model, torch.rand(2, 3, 32, 32), method="center:width=2").scores

@@ -359,7 +359,7 @@ def step_by_two(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "full_runs_per_step", lambda query: 2)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tiered(NAMES, 4))
 def test_a_stopped_search_is_the_map_of_a_smaller_budget(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"budget": 12} if name in ("rise", "lime", "kernel_shap", "hsic") else {}
     options |= {"minimal": False} if name == "sufficient" else {}

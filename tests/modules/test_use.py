@@ -85,6 +85,7 @@ def test_verify_says_that_it_masks() -> None:
         sg.adapt(model).select(sg.adapt(model).embed(images), torch.zeros(2, 1, dtype=torch.long))
 
 
+@pytest.mark.full
 def test_verify_and_stress_take_a_model_with_modules() -> None:
     """A model with modules is explained, evaluated (attention masking) and stressed without extra options."""
     model = trained(insert(plain("timm class"), **BOTH))

@@ -189,7 +189,7 @@ def test_nothing_is_left_after_an_error(name: str, where: str) -> None:
     ),
 )
 @pytest.mark.parametrize(
-    "context", tiered([torch.no_grad, torch.inference_mode, lambda: torch.set_grad_enabled(False)], 2)
+    "context", tiered([torch.inference_mode, torch.no_grad, lambda: torch.set_grad_enabled(False)], 1)
 )
 def test_callers_modes(name: str, context: Callable[[], Any]) -> None:
     """Under no_grad and inference_mode the maps are the same, and what the model caches then still serves

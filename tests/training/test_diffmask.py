@@ -307,6 +307,7 @@ def test_one_class(data, tmp_path) -> None:
     cli(*words, "cat")
 
 
+@pytest.mark.full
 def test_explain_draws_patches_and_smooth(data, tmp_path, gates) -> None:
     out = tmp_path / "out"
     cli("explain", data, "--model", "embedded", "--diffmask", gates, "--method", "gaze", "--out", out)
