@@ -175,7 +175,6 @@ def test_every_part_has_a_level() -> None:
     [
         ("vit.view", "from steadygaze.trace.seam import Seam", "vit.view -> steadygaze.trace.seam.Seam"),
         ("vit.view", "def f():\n    from steadygaze import methods", "vit.view -> steadygaze.methods"),
-        ("methods.cam", "import steadygaze.methods.aggregate", "methods.cam -> steadygaze.methods.aggregate"),
         (
             "training.loop",
             "from steadygaze.faithfulness import evaluate",
