@@ -141,8 +141,8 @@ def test_model_code_stays_in_its_rooms() -> None:
 
 
 def import_graph(modules: dict[str, str]) -> dict[str, set[str]]:
-    """Module -> the modules of this package that it imports. The modules that a registry loads when it is read do
-    not count: they register themselves with it, so they import it."""
+    """Module -> the modules of this package that it imports. What a registry loads when it is read
+    does not count: those modules register themselves with it, so they import it."""
     graph: dict[str, set[str]] = {}
     for module, source in modules.items():
         names = [

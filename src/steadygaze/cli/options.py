@@ -62,6 +62,12 @@ class HelpfulGroup(TyperGroup):
         super().__init__(*arguments, **keywords)
         _prepare_help(self)
 
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False  # typer imports pydantic to convert None, which takes 0.1 s
+        return option
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {}
         widest = max(map(len, self.commands))
