@@ -33,7 +33,8 @@ demo: $(READY)
 	@$(BIN)/steadygaze demo --out $(OUT)
 
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
-TENSORS := vit trace methods faithfulness results robustness modules training runs data loading questions
+TENSORS := vit trace methods.aggregate methods.attention methods.perturbation methods.atman methods.gradient methods.attnlrp methods.cam methods.channel_masks methods.contrastive methods.decomposition methods.gaze methods.diffmask methods.vit_shapley methods.propagation methods.sufficient methods.search methods.learned \
+	faithfulness results robustness modules training runs data loading questions
 empty :=
 comma := ,
 

@@ -1,7 +1,7 @@
 """Runtime checks of annotations under pytest, by beartype; an int is accepted for a float, as in mypy.
 
 In the packages of `EVERYTHING` all annotations are checked. Elsewhere only those of arrays are, except in the
-functions and modules of `SELF_CHECKING`: these are public and validate their arguments themselves, as other
+functions of `SELF_CHECKING`: these are public and validate their arguments themselves, as other
 tests show.
 """
 
@@ -17,8 +17,6 @@ SELF_CHECKING = (
     "steadygaze.data.preprocess.Preprocess.undo",
     "steadygaze.faithfulness.evaluate.evaluate",
     "steadygaze.faithfulness.inputs.Batch.__init__",
-    "steadygaze.methods.explain",
-    "steadygaze.methods.registry",
     "steadygaze.robustness.attacks._attack",
     "steadygaze.robustness.attacks.fgsm",
     "steadygaze.robustness.attacks.pgd",
@@ -39,7 +37,7 @@ _beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 def check(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` with checks of its annotations."""
-    if {function.__module__, f"{function.__module__}.{function.__qualname__}"} & set(SELF_CHECKING):
+    if f"{function.__module__}.{function.__qualname__}" in SELF_CHECKING:
         return function
     part = function.__module__.split(".")[1]
     if part not in EVERYTHING:

@@ -299,7 +299,7 @@ def batches(count: int = 3):
 
 
 HOW = {
-    "suite": "segmentation",
+    "suites": "segmentation",
     "corruptions": "fog,shot_noise,zoom_blur",
     "severities": "1,5",
     "mean": (0.5,) * 3,
@@ -477,7 +477,7 @@ def test_the_command_the_report_and_the_comparison(trained, tmp_path):
     for words in (
         "miou at 5",
         "gaussian_noise",
-        "iou_object",
+        "object",
         "retention",
         "corruptions mean_miou_cityscapes_c",
         "6 images are few",

@@ -250,7 +250,7 @@ def test_maps_that_cannot_be_measured_are_refused_in_words(model, tmp_path):
     file.write_bytes((2**40).to_bytes(8, "little") + content[8:])
     _refused(model, damaged, "header of at most 64 MiB")
     sanity = next(m.name for m in sg.list_metrics() if m.needs_explain)
-    _refused(model, write(next(folders), {"m": good}), "run again", metric=sanity)
+    _refused(model, write(next(folders), {"m": good}), "run again", metrics=sanity)
     _refused(model, {}, "expected a folder, or a dict")
     _refused(model, {"m": good[0]}, r"expected \(N, rows, columns\)")
 

@@ -271,6 +271,11 @@ def test_rows_do_not_depend_on_threads_that_read(data, tmp_path):
     ).read_text()
 
 
+def test_an_unknown_option_is_named():
+    with pytest.raises(sg.UnknownNameError, match="methods"):
+        sg.verify("embedded", [], method="gae")
+
+
 def test_the_command(data, tmp_path):
     out = tmp_path / "run"
     text = cli(
@@ -288,7 +293,7 @@ def test_the_command(data, tmp_path):
         "--out",
         str(out),
     )
-    assert "gaze" in text and "6 images" in text and "removal_mean" in text
+    assert "gaze" in text and "6 images" in text and "removal_" in text
     run = json.loads((out / "run.json").read_text())
     assert (
         run["settings"]["seed"] == 3

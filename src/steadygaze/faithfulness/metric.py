@@ -170,7 +170,7 @@ def register_metric(
     ...     return (values * weights).sum(2) / (n * values.sum(2))
     >>> model = sg.load_model("embedded")
     >>> data = [(torch.rand(2, 3, 32, 32), torch.tensor([3, 5]))]
-    >>> rows = sg.verify(model, data, method="gaze", metric="sparseness")
+    >>> rows = sg.verify(model, data, methods="gaze", metrics="sparseness")
     >>> len(rows), all(0 <= row["value"] <= 1 for row in rows)
     (2, True)
     >>> METRICS.remove("sparseness")  # forget it again

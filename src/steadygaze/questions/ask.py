@@ -199,9 +199,8 @@ def ask(
         UnsupportedModelError: If the model cannot answer this kind of question.
 
     Example:
-        >>> import steadygaze as sg
-        >>> asked = sg.ask(clip, text=["a dog", "a cat"])  # doctest: +SKIP
-        >>> sg.explain(asked, images, target="a dog")  # doctest: +SKIP
+        asked = sg.ask(clip, text=["a dog", "a cat"])
+        sg.explain(asked, images, target="a dog")
     """
     questions = {
         "text": text,

@@ -322,9 +322,8 @@ def zero_shot(
         InputError: If the model has no text tower, or names or templates are empty.
 
     Example:
-        >>> import steadygaze as sg
-        >>> classifier = sg.zero_shot(clip, ["dog", "cat"])  # doctest: +SKIP
-        >>> sg.explain(classifier, images, target="dog", score="log_odds")  # doctest: +SKIP
+        classifier = sg.zero_shot(clip, ["dog", "cat"])
+        sg.explain(classifier, images, target="dog", score="log_odds")
     """
     names = list(class_names) if not isinstance(class_names, str) else [class_names]
     if not names or not all(isinstance(name, str) and name.strip() for name in names):

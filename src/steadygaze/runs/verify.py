@@ -30,7 +30,7 @@ from steadygaze.data.masks import LabeledImages, find_labeled_images, read_mask
 from steadygaze.data.memory import Data, InMemoryData, TensorBatch
 from steadygaze.data.stream_spec import StreamSpec
 from steadygaze.data.streams import ImageStream, open_stream, read_ahead
-from steadygaze.errors import DamagedDataWarning, ImageError, ImagesOutOfRangeWarning, InputError
+from steadygaze.errors import DamagedDataWarning, ImageError, ImagesOutOfRangeWarning, InputError, UnknownNameError
 from steadygaze.faithfulness.evaluate import evaluate
 from steadygaze.faithfulness.inputs import Batch, CachedForward
 from steadygaze.faithfulness.metric import METRICS, Values
@@ -61,7 +61,7 @@ from steadygaze.runs.prepare import (
     number_of_classes,
     task_setting,
 )
-from steadygaze.runs.request import DEFAULT_METRICS, Request, VerifyRequest, documented
+from steadygaze.runs.request import DEFAULT_METRICS, Request, VerifyRequest, documented, options_of
 from steadygaze.runs.rows import Row, RowKey, Rows, json_number
 from steadygaze.runs.samples import store_map_samples
 from steadygaze.runs.shards import World
@@ -806,6 +806,9 @@ def verify(
         >>> sorted((row["method"], row["image"]) for row in rows)
         [('gae', '0'), ('gae', '1'), ('random', '0'), ('random', '1')]
     """
+    known = [field.name for field, _ in options_of(VerifyRequest)]
+    for name in options:
+        if name not in known:
+            raise UnknownNameError("option of verify", name, known)
     given: dict[str, Any] = {"methods": methods, "metrics": metrics, **options}
-    request = VerifyRequest(model=model, data=data, **given)
-    return run_verify(request, on_progress=on_progress)
+    return run_verify(VerifyRequest(model=model, data=data, **given), on_progress=on_progress)

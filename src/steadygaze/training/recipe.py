@@ -559,7 +559,7 @@ def recipe_text(source: str | Path, *kinds: str) -> str:
                 raise InputError(f"{source} is not a {what}: expected at most {MAX_BYTES:,} bytes, got more")
             return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:  # OSError also for a name that is too long
-        raise InputError(f"{str(source)[:80]} is not a readable TOML file ({error})") from error
+        raise InputError(f"{str(source)[:300]} is not a readable TOML file ({error})") from error
     known: dict[str, str] = {}
     for kind in reversed(kinds):
         known |= shipped_recipes(kind)
