@@ -28,8 +28,9 @@ SHORTEST_PART = 3  # letters; shorter words are contained in too many names
 class SteadygazeError(Exception):
     """Base class of all errors of steadygaze.
 
-    option: the Python argument to change, such as "masks". The message itself names no command line flags;
-        the command line adds `(--masks)` if the command has that option.
+    Attributes:
+        option: The Python argument to change, such as "masks". The message itself names no command line
+            flags; the command line adds `(--masks)` if the command has that option.
     """
 
     def __init__(self, *args: object, option: str | None = None) -> None:
@@ -44,19 +45,21 @@ class UnsupportedModelError(SteadygazeError, TypeError):
 class MethodUnavailableError(SteadygazeError, ValueError):
     """The method exists, but cannot explain this model.
 
-    >>> import steadygaze as sg, torch
-    >>> try:
-    ...     sg.explain(sg.load_model("embedded"), torch.zeros(1, 3, 32, 32), method="diffmask")
-    ... except sg.MethodUnavailableError as error:
-    ...     print(str(error).partition(".")[0])
-    diffmask: it needs gates that are trained for the model
+    Examples:
+        >>> import steadygaze as sg, torch
+        >>> try:
+        ...     sg.explain(sg.load_model("embedded"), torch.zeros(1, 3, 32, 32), method="diffmask")
+        ... except sg.MethodUnavailableError as error:
+        ...     print(str(error).partition(".")[0])
+        diffmask: it needs gates that are trained for the model
     """
 
 
 class UnknownNameError(SteadygazeError, ValueError):
     """An unknown name; the message suggests known ones (see `suggestions`).
 
-    elsewhere: names that other packages use, each with the name it has here
+    Attributes:
+        elsewhere: Names that other packages use, each with the name it has here.
     """
 
     def __init__(
@@ -84,12 +87,13 @@ def suggestions(
     Names that contain the given one come first, as a whole word before a part of a word, short before long;
     if there are none, the one whose spelling is nearest.
 
-    >>> suggestions("deit-tiny", ["rdnet_tiny", "deit_tiny_patch16_224"])
-    ['deit_tiny_patch16_224']
-    >>> suggestions("dog", ["dough", "Eskimo dog", "dogsled"])
-    ['Eskimo dog', 'dogsled']
-    >>> suggestions("gazze", ["gae", "gaze"])
-    ['gaze']
+    Examples:
+        >>> suggestions("deit-tiny", ["rdnet_tiny", "deit_tiny_patch16_224"])
+        ['deit_tiny_patch16_224']
+        >>> suggestions("dog", ["dough", "Eskimo dog", "dogsled"])
+        ['Eskimo dog', 'dogsled']
+        >>> suggestions("gazze", ["gae", "gaze"])
+        ['gaze']
     """
     wanted = _normalized(name)
     names = {_normalized(word): word for word in known} | {_normalized(a): b for a, b in elsewhere.items()}
@@ -116,24 +120,26 @@ class InputError(SteadygazeError, ValueError):
 class ImageError(SteadygazeError, ValueError):
     """An image file that cannot be read.
 
-    >>> from steadygaze.data.images import read_image
-    >>> try:
-    ...     read_image("missing.png")
-    ... except ImageError as error:
-    ...     print(error)
-    missing.png: no such file
+    Examples:
+        >>> from steadygaze.data.images import read_image
+        >>> try:
+        ...     read_image("missing.png")
+        ... except ImageError as error:
+        ...     print(error)
+        missing.png: no such file
     """
 
 
 class CheckpointError(SteadygazeError, ValueError):
     """A checkpoint that does not fit the model, or that contains code.
 
-    >>> import steadygaze as sg
-    >>> try:
-    ...     sg.load_model("vit_tiny_patch16_224", checkpoint="missing.pth")
-    ... except CheckpointError as error:
-    ...     print(error)
-    expected a checkpoint file (.safetensors, .pth, .pt, .bin), got missing.pth: no such file
+    Examples:
+        >>> import steadygaze as sg
+        >>> try:
+        ...     sg.load_model("vit_tiny_patch16_224", checkpoint="missing.pth")
+        ... except CheckpointError as error:
+        ...     print(error)
+        expected a checkpoint file (.safetensors, .pth, .pt, .bin), got missing.pth: no such file
     """
 
 
@@ -152,34 +158,38 @@ class RowsNotWrittenError(SteadygazeError, OSError):
 class DegenerateMapWarning(UserWarning):
     """A map that is zero everywhere explains nothing.
 
-    >>> import warnings
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("error", DegenerateMapWarning)  # calls in this block raise it
+    Examples:
+        >>> import warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", DegenerateMapWarning)  # calls in this block raise it
     """
 
 
 class PartialMapWarning(UserWarning):
     """A search was interrupted (Ctrl-C, stop button of a notebook): the map uses the runs that were done.
 
-    >>> import warnings
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("error", PartialMapWarning)  # calls in this block raise it
+    Examples:
+        >>> import warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", PartialMapWarning)  # calls in this block raise it
     """
 
 
 class ImagesOutOfRangeWarning(UserWarning):
     """The values of images are far outside of what the model's normalization gives.
 
-    >>> import warnings
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("ignore", ImagesOutOfRangeWarning)  # the images are meant to be like this
+    Examples:
+        >>> import warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore", ImagesOutOfRangeWarning)  # they are meant to be so
     """
 
 
 class DamagedDataWarning(UserWarning):
     """A shard or a data set could not be read to its end. The images before the damage were used.
 
-    >>> import warnings
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("error", DamagedDataWarning)  # a damaged shard ends the run
+    Examples:
+        >>> import warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", DamagedDataWarning)  # a damaged shard ends the run
     """

@@ -34,9 +34,10 @@ _NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EM
 def write_atomic(path: str | Path, content: bytes | str | Callable[[BinaryIO], object]) -> Path:
     """Write `content` beside `path`, flush it to the disk, then rename it into place.
 
-    content: bytes, text (written as UTF-8), or a function that writes into the open binary file it is given
-    Raises OSError with `path` as its `filename`, and leaves what was at `path`, if the disk is full or
-    read-only.
+    Args:
+        content: Bytes, text (written as UTF-8), or a function that writes into the open binary file it is
+            given Raises OSError with `path` as its `filename`, and leaves what was at `path`, if the disk is
+            full or read-only.
     """
     path = Path(path)
     with _errors_of(path):
@@ -149,10 +150,11 @@ if hasattr(os, "register_at_fork"):
 class FileLock:
     """A file that is open for appending and locked: another process that locks it gets an `InputError`.
 
-    path: the file, which is created if there is none; `lock_folder` locks a whole folder
-    shared: several processes may hold the lock, but none that wants it alone
-    The lock ends with `close`, with the `with` block, or with the process, however it ends. It also holds
-    against other threads of this process. File systems without locks are written to without one.
+    Attributes:
+        path: The file, which is created if there is none; `lock_folder` locks a whole folder.
+        shared: Several processes may hold the lock, but none that wants it alone The lock ends with `close`,
+            with the `with` block, or with the process, however it ends. It also holds against other threads
+            of this process. File systems without locks are written to without one.
     """
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:

@@ -22,10 +22,12 @@ def table(
 ) -> str:
     """A table of texts.
 
-    numbers: the positions of columns that are aligned to the right
+    Args:
+        numbers: The positions of columns that are aligned to the right.
 
-    >>> table(["name", "cost"], [["a<b", "2"]], numbers=[1]).count("&lt;")
-    1
+    Examples:
+        >>> table(["name", "cost"], [["a<b", "2"]], numbers=[1]).count("&lt;")
+        1
     """
     right = set(numbers)
     styles = [RIGHT if column in right else LEFT for column in range(len(columns))]
@@ -79,13 +81,16 @@ WIDTH = 100  # characters of a line of text
 class Listing(list[Entry]):
     """A list that a notebook shows as a table and a terminal as aligned text; otherwise a plain list.
 
-    noun: what the entries are, in the plural      columns: the attributes of an entry that are shown
+    Attributes:
+        noun: What the entries are, in the plural      columns: the attributes of an entry that are shown.
 
-    >>> from types import SimpleNamespace
-    >>> Listing([SimpleNamespace(name="gaze", cost=2.0, layers=True)], "methods", ["name", "cost", "layers"])
-    1 methods
-    name  cost  layers
-    gaze     2  yes
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> entry = SimpleNamespace(name="gaze", cost=2.0, layers=True)
+        >>> Listing([entry], "methods", ["name", "cost", "layers"])
+        1 methods
+        name  cost  layers
+        gaze     2  yes
     """
 
     def __init__(self, entries: Iterable[Entry], noun: str, columns: Sequence[str]) -> None:

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 class Progress:
     """How far a call has come.
 
-    task: what is running, such as "verify" or the name of a search method
-    done: units finished so far, including those of an earlier, resumed run
-    total: units in all, None if unknown
-    unit: what is counted, such as "images"
-    resumed: how many of `done` were finished by an earlier run
-    detail: what else is worth showing, such as the current loss
-
     A loop reports once before its first unit (done=0, or what an earlier run finished) and after each unit.
     What runs inside it, such as a search, reports to the same callback under a task of its own.
+
+    Attributes:
+        task: What is running, such as "verify" or the name of a search method.
+        done: Units finished so far, including those of an earlier, resumed run.
+        total: Units in all, None if unknown.
+        unit: What is counted, such as "images".
+        resumed: How many of `done` were finished by an earlier run.
+        detail: What else is worth showing, such as the current loss.
     """
 
     task: str

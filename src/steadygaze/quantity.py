@@ -43,19 +43,22 @@ def pooled(values: Any, details: Sequence[Any]) -> float:
 class Quantity:
     """One measured or derived number.
 
-    unit: "%", "nats", ...; empty for a number without one
-    better: which direction is better; "neither" for descriptive numbers
-    low, high: the range of its values
-    label: its name in words, for the explanation of the metric; tables, pages and files all use `name`
-    summary: what it is, in one sentence
-    scale: factor between the value in a row and the value that is shown, such as 100 for shares that are read
-        in percent
-    digits: decimals that are shown; None: one in percent, three otherwise
-    combine: the data set's number from the values and details of its images
+    Attributes:
+        unit: "%", "nats", ...; empty for a number without one.
+        better: Which direction is better; "neither" for descriptive numbers.
+        low: The range of its values.
+        high: See `low`.
+        label: Its name in words, for the explanation of the metric; tables, pages and files all use `name`.
+        summary: What it is, in one sentence.
+        scale: Factor between the value in a row and the value that is shown, such as 100 for shares that are
+            read in percent.
+        digits: Decimals that are shown; None: one in percent, three otherwise.
+        combine: The data set's number from the values and details of its images.
 
-    >>> accuracy = Quantity("top1", "%", "higher", 0, 1, label="top-1", scale=100)
-    >>> accuracy.title + accuracy.arrow, accuracy.text(0.7321)
-    ('top1 ↑', '73.2')
+    Examples:
+        >>> accuracy = Quantity("top1", "%", "higher", 0, 1, label="top-1", scale=100)
+        >>> accuracy.title + accuracy.arrow, accuracy.text(0.7321)
+        ('top1 ↑', '73.2')
     """
 
     name: str

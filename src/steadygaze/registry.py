@@ -117,8 +117,9 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 def is_built_in(origin: str | None) -> bool:
     """Whether a module is part of this package; code that is run by `exec` has no module.
 
-    >>> is_built_in("steadygaze.methods.cam"), is_built_in("my_lab.methods")
-    (True, False)
+    Examples:
+        >>> is_built_in("steadygaze.methods.cam"), is_built_in("my_lab.methods")
+        (True, False)
     """
     return origin is not None and origin.startswith("steadygaze.")
 
@@ -127,8 +128,9 @@ def matches(name: str, pattern: str) -> bool:
     """Whether a name matches what a user searches for: part of the name, where a hyphen stands for an
     underscore; or with *, ? and [] a pattern for the whole name.
 
-    >>> matches("deit_tiny_patch16_224", "deit-tiny"), matches("deit_tiny_patch16_224", "vit*")
-    (True, False)
+    Examples:
+        >>> matches("deit_tiny_patch16_224", "deit-tiny"), matches("deit_tiny_patch16_224", "vit*")
+        (True, False)
     """
     has_wildcards = any(sign in pattern for sign in "*?[")
     wanted = pattern.lower() if has_wildcards else f"*{pattern.lower().replace('-', '_')}*"

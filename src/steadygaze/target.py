@@ -58,8 +58,9 @@ Target = None | int | Sequence[int] | Tensor | CallableTarget
 def outputs_of_task(task: str) -> Outputs:
     """What the outputs of a model for this task mean.
 
-    >>> outputs_of_task("multilabel")
-    'labels'
+    Examples:
+        >>> outputs_of_task("multilabel")
+        'labels'
     """
     if task not in TASKS:
         raise UnknownNameError("task", str(task), TASKS)
@@ -69,8 +70,9 @@ def outputs_of_task(task: str) -> Outputs:
 def task_of_outputs(outputs: Outputs) -> Task | None:
     """The task whose models have such outputs; None for features.
 
-    >>> task_of_outputs("labels")
-    'multilabel'
+    Examples:
+        >>> task_of_outputs("labels")
+        'multilabel'
     """
     tasks: dict[Outputs, Task] = {"classes": "classification", "labels": "multilabel", "values": "regression"}
     return tasks.get(outputs)
@@ -97,9 +99,10 @@ def check_class_names(names: Sequence[str], module: Any) -> None:
 def predictions(outputs: Outputs, logits: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c"]:
     """Probabilities of classes or of labels; values as they are.
 
-    >>> import torch
-    >>> predictions("labels", torch.zeros(1, 2)).tolist()
-    [[0.5, 0.5]]
+    Examples:
+        >>> import torch
+        >>> predictions("labels", torch.zeros(1, 2)).tolist()
+        [[0.5, 0.5]]
     """
     if outputs in ("values", "features"):
         return logits
@@ -113,10 +116,12 @@ def describe(
 ) -> str:
     """One prediction in words: "tabby cat 62 %" of a class, "cat 0.93" of a label, "age 37.2" of a value.
 
-    number: the probability or the value          alone: the model has no other output
+    Args:
+        number: The probability or the value          alone: the model has no other output.
 
-    >>> describe("values", 0, 37.2, alone=True)
-    'value 37.2'
+    Examples:
+        >>> describe("values", 0, 37.2, alone=True)
+        'value 37.2'
     """
     name = names[index] if names else NOUNS[outputs] if alone and outputs == "values" else ""
     if outputs == "classes":
@@ -128,8 +133,9 @@ def describe(
 def summarize(outputs: Outputs, numbers: Sequence[float], names: Sequence[str] | None = None) -> str:
     """What a model predicts, in words: its class, every label above 0.5, or every value.
 
-    >>> summarize("labels", [0.93, 0.2, 0.88], ["cat", "car", "dog"])
-    'cat 0.93 and dog 0.88'
+    Examples:
+        >>> summarize("labels", [0.93, 0.2, 0.88], ["cat", "car", "dog"])
+        'cat 0.93 and dog 0.88'
     """
     best = max(range(len(numbers)), key=lambda index: numbers[index])
     chosen = [best]
@@ -146,8 +152,9 @@ def summarize(outputs: Outputs, numbers: Sequence[float], names: Sequence[str] |
 def percent(probability: float | None) -> str:
     """A probability as text: "62 %", "99.7 %", "0.3 %".
 
-    >>> percent(0.934)
-    '93 %'
+    Examples:
+        >>> percent(0.934)
+        '93 %'
     """
     if probability is None:
         return ""
@@ -158,8 +165,9 @@ def percent(probability: float | None) -> str:
 def check_score(score: str, outputs: Outputs) -> str:
     """The score, if outputs of this kind have it; else an error that says why not.
 
-    >>> check_score("log_odds", "classes")
-    'log_odds'
+    Examples:
+        >>> check_score("log_odds", "classes")
+        'log_odds'
     """
     if score in SCORES_OF[outputs]:
         return score
@@ -181,8 +189,9 @@ def check_score(score: str, outputs: Outputs) -> str:
 def default_score(score: str, outputs: Outputs) -> str:
     """A method's own score for outputs of this kind: a value is explained itself, a label by its odds.
 
-    >>> default_score("log_odds", "values")
-    'value'
+    Examples:
+        >>> default_score("log_odds", "values")
+        'value'
     """
     if outputs == "values":
         return "value"
@@ -194,11 +203,13 @@ def resolve_target(
 ) -> Int[Tensor, " b"] | Int[Tensor, "b k"] | None:
     """The classes to explain: (B,), or (B, K) for several per image; None for a callable target.
 
-    target: None (the predicted class, or the most probable label), a class index, one index per image,
-        shape (B, K), or a callable
+    Args:
+        target: None (the predicted class, or the most probable label), a class index, one index per image,
+            shape (B, K), or a callable.
 
-    >>> resolve_target(2, torch.zeros(2, 3)).tolist()
-    [2, 2]
+    Examples:
+        >>> resolve_target(2, torch.zeros(2, 3)).tolist()
+        [2, 2]
     """
     batch, classes = logits.shape
     if callable(target):
@@ -243,8 +254,9 @@ def class_score(
 ) -> Float[Tensor, " b"]:
     """The explained quantity T of class (label, value) `target`, one number per image.
 
-    >>> class_score("log_odds", torch.tensor([[0.0, 0.0]]), torch.tensor([1])).tolist()
-    [0.0]
+    Examples:
+        >>> class_score("log_odds", torch.tensor([[0.0, 0.0]]), torch.tensor([1])).tolist()
+        [0.0]
     """
     check_score(score, outputs)
     if outputs == "labels":  # each label is a binary classifier of its own
@@ -270,8 +282,9 @@ def target_value(
 ) -> Float[Tensor, " b"]:
     """The explained quantity T, one number per image: of a class, or what a callable target returns.
 
-    >>> target_value(torch.tensor([1]), "logit", torch.tensor([[0.0, 2.0]]))
-    tensor([2.])
+    Examples:
+        >>> target_value(torch.tensor([1]), "logit", torch.tensor([[0.0, 2.0]]))
+        tensor([2.])
     """
     if isinstance(target, Tensor):
         return class_score(score, logits, target, outputs)

@@ -1,98 +1,37 @@
-"""Docstrings of the package as Markdown: examples become code, and lists of arguments become lists.
-
-name: meaning, perhaps           - `name`: meaning, perhaps
-    on several lines        ->     on several lines
->>> f(1)                         ```python
-2                                >>> f(1)
-                                 2
-                                 ```
-"""
+"""Google-style docstrings as Markdown, for pages that mkdocstrings does not write."""
 
 from __future__ import annotations
 
 import inspect
-import re
 
-ARGUMENT = re.compile(r"^((?:[*]{0,2}\w+)(?:, [*]{0,2}\w+)*): +(\S.*)$")
+from griffe import Docstring, DocstringSectionKind
+
+LISTS = (DocstringSectionKind.parameters, DocstringSectionKind.attributes, DocstringSectionKind.raises)
 
 
 def to_markdown(text: str) -> str:
-    """A docstring as Markdown; tables, lists and paragraphs stay as they are."""
-    lines = inspect.cleandoc(text).split("\n")
-    result: list[str] = []
-    i = 0
-    while i < len(lines):
-        line = lines[i]
-        if line.lstrip().startswith(">>> "):
-            block: list[str] = []
-            while i < len(lines) and lines[i].strip():
-                block.append(lines[i])
-                i += 1
-            result += ["", *_fenced(block, "pycon"), ""]
-            continue
-        if line.startswith("    ") and _starts_a_block(result):
-            block = []
-            while i < len(lines) and (
-                lines[i].startswith("    ") or (not lines[i].strip() and _more(lines, i))
-            ):
-                block.append(lines[i])
-                i += 1
-            result += ["", *_fenced(block, "text"), ""]
-            continue
-        match = ARGUMENT.match(line)
-        if match and match[1].lower() not in ("example", "note", "formulas", "formula", "source"):
-            if result and result[-1].strip() and not result[-1].startswith(("- ", "  ")):
-                result.append("")
-            names = ", ".join(f"`{name}`" for name in match[1].split(", "))
-            result.append(f"- {names}: {match[2]}")
-            i += 1
-            while i < len(lines) and lines[i].startswith("  "):
-                result.append("    " + lines[i].strip())
-                i += 1
-            continue
-        if line.startswith("|") and result and result[-1].strip() and not result[-1].startswith("|"):
-            result.append("")
-        if (
-            result
-            and result[-1].startswith(("- ", "    "))
-            and line.strip()
-            and not line.startswith(("-", " "))
-        ):
-            result.append("")
-        result.append(line)
-        i += 1
-    return _tables(re.sub(r"\n{3,}", "\n\n", "\n".join(result)).strip())
+    """Render a docstring: paragraphs as they are, arguments as a list, examples as code.
 
-
-def _fenced(block: list[str], language: str) -> list[str]:
-    return [f"```{language}", *inspect.cleandoc("\n".join(block)).split("\n"), "```"]
-
-
-def _starts_a_block(result: list[str]) -> bool:
-    """Whether an indented line is code: after an empty line that does not follow a list."""
-    if not result or result[-1].strip():
-        return False
-    before = [line for line in result if line.strip()]
-    return not (before and before[-1].startswith(("- ", "    ")))
-
-
-def _more(lines: list[str], i: int) -> bool:
-    rest = [line for line in lines[i:] if line.strip()]
-    return bool(rest) and rest[0].startswith("    ")
-
-
-def _tables(text: str) -> str:
-    """Add the line below the head of tables that have none."""
-    lines = text.split("\n")
-    result = []
-    for i, line in enumerate(lines):
-        result.append(line)
-        first = line.startswith("|") and (i == 0 or not lines[i - 1].startswith("|"))
-        if (
-            first
-            and i + 1 < len(lines)
-            and lines[i + 1].startswith("|")
-            and not re.match(r"^\|[ :-]+\|", lines[i + 1])
-        ):
-            result.append("| " + " | ".join(["---"] * (line.count("|") - 1)) + " |")
-    return "\n".join(result)
+    >>> print(to_markdown("Double it.\\n\\nArgs:\\n    x: A number.\\n\\nExamples:\\n    >>> f(1)\\n    2"))
+    Double it.
+    <BLANKLINE>
+    - `x`: A number.
+    <BLANKLINE>
+    ```pycon
+    >>> f(1)
+    2
+    ```
+    """
+    parts = []
+    for section in Docstring(inspect.cleandoc(text)).parse("google", warnings=False):
+        if section.kind is DocstringSectionKind.text:
+            parts.append(section.value)
+        elif section.kind in LISTS:
+            parts.append("\n".join(f"- `{item.name}`: {item.description}" for item in section.value))
+        elif section.kind is DocstringSectionKind.returns:
+            parts.append("\n".join(f"Returns {item.description}" for item in section.value))
+        elif section.kind is DocstringSectionKind.examples:
+            for kind, example in section.value:
+                is_code = kind is DocstringSectionKind.examples
+                parts.append(f"```pycon\n{example}\n```" if is_code else example)
+    return "\n\n".join(parts)

@@ -1,4 +1,4 @@
-"""griffe extension: docstrings of the package as Markdown, before mkdocstrings renders them."""
+"""griffe extension: docstrings whose arguments are declared elsewhere, as they are at run time."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from typing import Any
 
 from griffe import Extension
 
-from tools.docs_site.docstrings import to_markdown
-
 
 class Docstrings(Extension):
-    """Turns examples into code and argument lists into lists."""
+    """Fills in the options of `verify` and `stress`, which their requests declare."""
 
     def on_object(self, *, obj: Any, **kwargs: Any) -> None:
-        if obj.docstring is not None and "{options}" in obj.docstring.value:  # filled in at run time
+        if obj.docstring is not None and "{options}" in obj.docstring.value:
             function = getattr(import_module(obj.module.path), obj.name)
             obj.docstring.value = inspect.getdoc(function) or ""
-        if obj.docstring is not None:
-            first, _, rest = obj.docstring.value.partition("\n")
-            obj.docstring.value = f"{first}\n\n{to_markdown(rest)}".strip()

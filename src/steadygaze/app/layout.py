@@ -55,8 +55,9 @@ LEGEND_STOPS = 33  # colors of the gradient
 def text(words: str) -> str:
     """Words as HTML that shows exactly these words.
 
-    >>> text("<b>cat</b>")
-    '&lt;b&gt;cat&lt;/b&gt;'
+    Examples:
+        >>> text("<b>cat</b>")
+        '&lt;b&gt;cat&lt;/b&gt;'
     """
     return escape(words, quote=False)
 
@@ -170,7 +171,8 @@ def _with_prompts(viewer: Viewer, prompts: tuple[str, ...]) -> Viewer:
 def with_box(viewer: Viewer, name: str, change: Callable[[Viewer, Any], Viewer]) -> Callable[..., Any]:
     """An event of the page as a function of the image, the text in a box and its other inputs.
 
-    change: gives the viewer that answers, from this one and the text
+    Args:
+        change: Gives the viewer that answers, from this one and the text.
     """
     event = getattr(Events(viewer), name)
 

@@ -55,8 +55,10 @@ OnProblem = Callable[[SteadygazeError], None]
 class RemovalCurves:
     """Probability of a class (or a value) while patches are removed or inserted in the order of a map.
 
-    deletion, insertion: points (share of the patches, probability or value)
-    scores: the removal metrics, in percent; of values in their own unit
+    Attributes:
+        deletion: Points (share of the patches, probability or value).
+        insertion: See `deletion`.
+        scores: The removal metrics, in percent; of values in their own unit.
     """
 
     method: str
@@ -143,8 +145,9 @@ class Viewer:
     ) -> dict[str, Attribution]:
         """The maps of several methods. target: an entry of `classes`, a number or a name; None: predicted.
 
-        on_problem: called with the error of each method that has no map; by default the first one is raised.
-            If no method has a map, it is always raised.
+        Args:
+            on_problem: Called with the error of each method that has no map; by default the first one is
+                raised. If no method has a map, it is always raised.
         """
         problems: list[SteadygazeError] = []
         requested = self._requested(methods, problems)
@@ -306,8 +309,9 @@ class Viewer:
 def distinct(names: Sequence[str]) -> list[str]:
     """Names of which no two are equal: those that occur several times are followed by their number.
 
-    >>> distinct(["crane", "cat", "crane"])
-    ['crane (0)', 'cat', 'crane (2)']
+    Examples:
+        >>> distinct(["crane", "cat", "crane"])
+        ['crane (0)', 'cat', 'crane (2)']
     """
     count = Counter(names)
     numbered = [f"{name} ({number})" for number, name in enumerate(names)]

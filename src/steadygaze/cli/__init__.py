@@ -69,8 +69,9 @@ class Commands(HelpfulGroup):
 def file_error(error: OSError) -> str:
     """Describe the file, what is wrong with it, and what to do.
 
-    >>> file_error(OSError(errno.ENOSPC, "No space left on device", "out/grid.png"))
-    'out/grid.png: No space left on device. Free some space, or choose another output folder.'
+    Examples:
+        >>> file_error(OSError(errno.ENOSPC, "No space left on device", "out/grid.png"))
+        'out/grid.png: No space left on device. Free some space, or choose another output folder.'
     """
     file = "the output" if error.filename is None else error.filename
     advice = FILE_ADVICE.get(error.errno or 0, "")

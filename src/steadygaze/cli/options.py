@@ -414,8 +414,9 @@ ByClass = Annotated[bool, typer.Option("--by-class", help="Print every class.")]
 def split_names(texts: Sequence[str] | None) -> list[str]:
     """Split comma-separated names.
 
-    >>> split_names(["corruptions,attacks", "occlusion"])
-    ['corruptions', 'attacks', 'occlusion']
+    Examples:
+        >>> split_names(["corruptions,attacks", "occlusion"])
+        ['corruptions', 'attacks', 'occlusion']
     """
     pieces = [piece.strip() for text in texts or () for piece in text.split(",")]
     return [piece for piece in pieces if piece]
@@ -424,8 +425,9 @@ def split_names(texts: Sequence[str] | None) -> list[str]:
 def split_methods(texts: Sequence[str]) -> list[str]:
     """Split comma-separated methods; a comma before `key=value` continues the options of a method.
 
-    >>> split_methods(["gae,attixg+plus:pairing=next,freeze=0.75,cat"])
-    ['gae', 'attixg+plus:pairing=next,freeze=0.75', 'cat']
+    Examples:
+        >>> split_methods(["gae,attixg+plus:pairing=next,freeze=0.75,cat"])
+        ['gae', 'attixg+plus:pairing=next,freeze=0.75', 'cat']
     """
     names: list[str] = []
     for piece in split_names(texts):
@@ -439,8 +441,9 @@ def split_methods(texts: Sequence[str]) -> list[str]:
 def split_numbers(text: str | None, option: str) -> list[float] | None:
     """Parse comma-separated numbers; None stays None.
 
-    >>> split_numbers("0.1,0.5", "ratios")
-    [0.1, 0.5]
+    Examples:
+        >>> split_numbers("0.1,0.5", "ratios")
+        [0.1, 0.5]
     """
     try:
         return None if text is None else [float(piece) for piece in text.split(",")]
@@ -451,8 +454,9 @@ def split_numbers(text: str | None, option: str) -> list[float] | None:
 def parse_region(text: str | None) -> Region | None:
     """Parse a region of a segmentation; None stays None.
 
-    >>> parse_region("point=120,80").point
-    (120.0, 80.0)
+    Examples:
+        >>> parse_region("point=120,80").point
+        (120.0, 80.0)
     """
     if text is None:
         return None
@@ -496,8 +500,9 @@ def model_options(
 def parse_shards(dry_run: bool, shards: str | None, json: bool) -> list[int]:
     """Parse the numbers of shards of a dry run; an error without --dry-run.
 
-    >>> parse_shards(True, "1,100", False)
-    [1, 100]
+    Examples:
+        >>> parse_shards(True, "1,100", False)
+        [1, 100]
     """
     if not dry_run and (shards is not None or json):
         raise InputError(

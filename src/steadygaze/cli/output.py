@@ -66,7 +66,8 @@ def guarded(out: Path, work: Callable[[World, Console], int]) -> int:
 def progress_bar(console: Console, *, visible: bool = True) -> Iterator[OnProgress]:
     """A callback for `on_progress`: shows bars on a terminal, and otherwise prints a line every 15 seconds.
 
-    visible: false in all but the first of several processes
+    Args:
+        visible: False in all but the first of several processes.
     """
     if not visible:
         yield ignore_progress
@@ -139,8 +140,9 @@ class LineDisplay:
 def progress_line(progress: Progress, seconds: float) -> str:
     """One line of text; seconds: how long the task has been running.
 
-    >>> progress_line(Progress("verify", 30, 100, "images", resumed=10), 60)
-    'verify: 30/100 images (10 resumed), 3 min 30 s left'
+    Examples:
+        >>> progress_line(Progress("verify", 30, 100, "images", resumed=10), 60)
+        'verify: 30/100 images (10 resumed), 3 min 30 s left'
     """
     total = "?" if progress.total is None else progress.total
     text = f"{progress.task}: {progress.done}/{total} {progress.unit}"
@@ -155,8 +157,9 @@ def progress_line(progress: Progress, seconds: float) -> str:
 def duration(seconds: float) -> str:
     """Seconds as text.
 
-    >>> duration(5), duration(210), duration(7300)
-    ('5 s', '3 min 30 s', '2 h 01 min')
+    Examples:
+        >>> duration(5), duration(210), duration(7300)
+        ('5 s', '3 min 30 s', '2 h 01 min')
     """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -186,7 +189,8 @@ def print_shard(rows: Rows, out: Path | None, console: Console) -> None:
 def print_unreadable(rows: Rows, console: Console, damaged: Sequence[str] = ()) -> int:
     """List the images that could not be used; returns the exit code.
 
-    damaged: shards of the data that could not be read whole
+    Args:
+        damaged: Shards of the data that could not be read whole.
     """
     unreadable = [*damaged, *rows.unreadable.values()]
     for reason in unreadable[:NAMED]:
@@ -284,7 +288,9 @@ SECONDS = 2.0  # between two presses that end everything
 class Interruptions:
     """Prints what an interrupt has ended and what follows, at the moment of the interrupt.
 
-    methods: of one call of `explain`, in order; several_classes: whether each search runs once for each class
+    Attributes:
+        methods: Of one call of `explain`, in order.
+        several_classes: Whether each search runs once for each class.
     """
 
     def __init__(

@@ -33,8 +33,9 @@ from steadygaze.untrusted import damaged_files
 def suite_options(words: Sequence[str]) -> dict[str, Any]:
     """Options of suites that the command does not declare itself: --NAME VALUE, or --NAME=VALUE.
 
-    >>> suite_options(["--salient", "gae"])
-    {'salient': 'gae'}
+    Examples:
+        >>> suite_options(["--salient", "gae"])
+        {'salient': 'gae'}
     """
     options: dict[str, Any] = {}
     known = all_options()

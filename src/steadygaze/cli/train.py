@@ -110,8 +110,9 @@ def print_list(console: Console, title: str, lines: Sequence[str]) -> None:
 def parse_settings(settings: list[str]) -> dict[str, Any]:
     """Changes of a recipe from key=value. Values are TOML; a word without quotes is a string.
 
-    >>> parse_settings(["seed=1", "data.train=some/folder", "optimizer.betas=[0.9, 0.95]", "ema.decay=0.99"])
-    {'seed': 1, 'data.train': 'some/folder', 'optimizer.betas': [0.9, 0.95], 'ema.decay': 0.99}
+    Examples:
+        >>> parse_settings(["seed=1", "data.train=some/folder", "optimizer.betas=[0.9, 0.95]"])
+        {'seed': 1, 'data.train': 'some/folder', 'optimizer.betas': [0.9, 0.95]}
     """
     changes: dict[str, Any] = {}
     for text in settings:

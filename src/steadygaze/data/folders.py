@@ -33,11 +33,12 @@ LABEL_COLUMNS = ("imagenet_index", "index", "label", "synset", "class", "name")
 class Item:
     """One image file.
 
-    name: as written to rows; for a file, its path below the folder
-    path: of the file; of an encoded image, that of the archive or data set which holds it
-    label: None if it is not one of the model's classes
-    mask: the file of its mask or label map, if it has one
-    encoded: of an image that is no file of its own
+    Attributes:
+        name: As written to rows; for a file, its path below the folder.
+        path: Of the file; of an encoded image, that of the archive or data set which holds it.
+        label: None if it is not one of the model's classes.
+        mask: The file of its mask or label map, if it has one.
+        encoded: Of an image that is no file of its own.
     """
 
     name: str
@@ -196,8 +197,9 @@ def _read_table(file: Path) -> pd.DataFrame:
 def interleave(groups: Sequence[Sequence[Item]]) -> list[Item]:
     """One of every group, then the second of every group, and so on; groups in bit-reversed order.
 
-    >>> [item.name for item in interleave([[Item(f"{g}{n}", Path(), 0) for n in "ab"] for g in range(4)])]
-    ['0a', '2a', '1a', '3a', '0b', '2b', '1b', '3b']
+    Examples:
+        >>> [item.name for item in interleave([[Item(f"{g}{n}", Path(), 0) for n in "ab"] for g in range(4)])]
+        ['0a', '2a', '1a', '3a', '0b', '2b', '1b', '3b']
     """
     bits = max(1, (len(groups) - 1).bit_length())
     order = sorted(range(len(groups)), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))

@@ -153,7 +153,8 @@ def image_size(source: Source) -> tuple[int, int]:
 def opened_image(source: Source, kind: str = "image") -> Iterator[Image.Image]:
     """The file opened by PIL, its size checked; whatever is wrong with it becomes `ImageError`.
 
-    kind: "image" or "mask", for errors
+    Args:
+        kind: "image" or "mask", for errors.
     """
     name = _name(source)
     file: str | Path | io.BytesIO
@@ -275,8 +276,9 @@ DIGITS = 16
 def bytes_hash(data: bytes) -> str:
     """The first 16 hex digits of the SHA-256 of these bytes.
 
-    >>> bytes_hash(b"")
-    'e3b0c44298fc1c14'
+    Examples:
+        >>> bytes_hash(b"")
+        'e3b0c44298fc1c14'
     """
     return hashlib.sha256(data).hexdigest()[:DIGITS]
 

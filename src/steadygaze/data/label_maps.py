@@ -63,8 +63,9 @@ def confusion(
 ) -> Int[Tensor, "b c c"]:
     """Number of pixels of each true class (rows) that are predicted as each class (columns), for every image.
 
-    >>> confusion(torch.tensor([[[0, 1]]]), torch.tensor([[[0, 255]]]), 2).tolist()
-    [[[1, 0], [0, 0]]]
+    Examples:
+        >>> confusion(torch.tensor([[[0, 1]]]), torch.tensor([[[0, 255]]]), 2).tolist()
+        [[[1, 0], [0, 0]]]
     """
     if predicted.dim() != 3 or predicted.shape != truth.shape:
         raise InputError(
@@ -102,8 +103,9 @@ def iou_from_counts(correct: Any, predicted: Any, true: Any) -> Any:
 def iou(counts: Int[Tensor, "*b c c"]) -> Float[Tensor, "*b c"]:
     """Intersection over union of each class, 0..1, higher is better; NaN for a class that does not occur.
 
-    >>> iou(torch.tensor([[3, 1], [0, 4]])).tolist()
-    [0.75, 0.800000011920929]
+    Examples:
+        >>> iou(torch.tensor([[3, 1], [0, 4]])).tolist()
+        [0.75, 0.800000011920929]
     """
     values: Tensor = iou_from_counts(*overlaps(counts).unbind(-2))
     return values
@@ -112,8 +114,9 @@ def iou(counts: Int[Tensor, "*b c c"]) -> Float[Tensor, "*b c"]:
 def miou(counts: Int[Tensor, "*b c c"]) -> Float[Tensor, "*b"]:
     """Mean of `iou` over the classes that occur, 0..1, higher is better.
 
-    >>> round(miou(torch.tensor([[3, 1], [0, 4]])).item(), 3)  # rows: true class; columns: predicted class
-    0.775
+    Examples:
+        >>> round(miou(torch.tensor([[3, 1], [0, 4]])).item(), 3)  # rows: true; columns: predicted class
+        0.775
     """
     return iou(counts).nanmean(-1)
 
@@ -121,8 +124,9 @@ def miou(counts: Int[Tensor, "*b c c"]) -> Float[Tensor, "*b"]:
 def pixel_accuracy(counts: Int[Tensor, "*b c c"]) -> Float[Tensor, "*b"]:
     """Share of the counted pixels whose class is correct, 0..1, higher is better.
 
-    >>> pixel_accuracy(torch.tensor([[3, 1], [0, 4]])).item()
-    0.875
+    Examples:
+        >>> pixel_accuracy(torch.tensor([[3, 1], [0, 4]])).item()
+        0.875
     """
     return counts.diagonal(dim1=-2, dim2=-1).sum(-1) / counts.sum((-2, -1))
 
@@ -141,7 +145,8 @@ ACDC_CONDITIONS = ("fog", "night", "rain", "snow")
 class SegmentationImages(LabeledImages):
     """Images whose masks decode to label maps.
 
-    classes: number of classes       names: of the classes, where they are known
+    Attributes:
+        classes: Number of classes       names: of the classes, where they are known.
     """
 
     classes: int = 2

@@ -48,9 +48,10 @@ Decode = Callable[[Image.Image, Item], Pixels]  # from a mask file to 255, 128 a
 class LabeledImages:
     """Images with labels, and masks if there are any.
 
-    decode: how their masks are read; None without masks
-    without: number of images that were left out because they have no mask
-    layout: of the folder, one of the table above or "class folders"
+    Attributes:
+        decode: How their masks are read; None without masks.
+        without: Number of images that were left out because they have no mask.
+        layout: Of the folder, one of the table above or "class folders".
     """
 
     items: list[Item]

@@ -47,12 +47,15 @@ def undo_normalization(
 class Preprocess:
     """Resize, center crop and normalization of one model.
 
-    config: how the model's library describes them (see the table above); it is written into records.
+    Attributes:
+        config: How the model's library describes them (see the table above); it is written into records.
 
-    >>> preprocess = Preprocess.resize_and_crop(size=(4, 4), resize=6, mean=(0.5,) * 3, std=(0.5,) * 3)
-    >>> white = Image.new("RGB", (20, 10), "white")
-    >>> preprocess(white).shape, preprocess(white).max().item(), preprocess.pixels(white, crop=False).shape
-    (torch.Size([3, 4, 4]), 1.0, (6, 12, 3))
+    Examples:
+        >>> preprocess = Preprocess.resize_and_crop(size=(4, 4), resize=6, mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> white = Image.new("RGB", (20, 10), "white")
+        >>> tensor = preprocess(white)
+        >>> tensor.shape, tensor.max().item(), preprocess.pixels(white, crop=False).shape
+        (torch.Size([3, 4, 4]), 1.0, (6, 12, 3))
     """
 
     config: Mapping[str, Any]
@@ -137,7 +140,8 @@ class Preprocess:
     ) -> Preprocess:
         """Resize, then crop the center to `size` (height, width).
 
-        resize: one number, the shorter side (by default that of `size`), or height and width
+        Args:
+            resize: One number, the shorter side (by default that of `size`), or height and width.
         """
         return cls(
             {
@@ -224,7 +228,8 @@ class Preprocess:
     def mask(self, mask: Image.Image, *, padding: int = 0) -> UInt8[Tensor, "h w"]:
         """A mask or label map (mode L) with the geometry of the image, by nearest neighbor.
 
-        padding: value where the geometry adds a margin (timm's crop_mode "border")
+        Args:
+            padding: Value where the geometry adds a margin (timm's crop_mode "border").
         """
         steps = self._steps()
         for step in steps:

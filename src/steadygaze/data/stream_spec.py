@@ -31,10 +31,11 @@ OPTIONS = {"wds": SHARED, "hf": (*SHARED, "key", "split", "config", "revision")}
 class StreamSpec:
     """Data that is read as a stream.
 
-    kind: "wds" or "hf"
-    location: pattern of shards, name of a dataset, or folder
-    image, label, mask: extensions in a tar archive, columns of a table
-    label_names: a text file: integer labels are lines of it, from 0
+    Attributes:
+        kind: "wds" or "hf".
+        location: Pattern of shards, name of a dataset, or folder image, label, mask: extensions in a tar
+            archive, columns of a table.
+        label_names: A text file: integer labels are lines of it, from 0.
     """
 
     kind: str
@@ -45,8 +46,9 @@ class StreamSpec:
     def parse(cls, text: str) -> StreamSpec:
         """Read a specification.
 
-        >>> StreamSpec.parse("wds:val-{0..3}.tar?label=cls").options
-        {'label': 'cls'}
+        Examples:
+            >>> StreamSpec.parse("wds:val-{0..3}.tar?label=cls").options
+            {'label': 'cls'}
         """
         kind, _, rest = text.partition(":")
         location, mark, options = rest.rpartition("?")
@@ -160,10 +162,11 @@ class Unusable:
 class Sample:
     """One image of a stream.
 
-    key: identifies it in the data, wherever it is stored
-    holder: the shard or data set that holds it
-    label: as given in the data; None if there is none
-    problem: why it cannot be used, "" if it can
+    Attributes:
+        key: Identifies it in the data, wherever it is stored.
+        holder: The shard or data set that holds it.
+        label: As given in the data; None if there is none.
+        problem: Why it cannot be used, "" if it can.
     """
 
     key: str

@@ -34,11 +34,12 @@ READ_AHEAD = 64  # samples that are read before they are needed
 class LabelLookup:
     """From a label as given in the data to a class of the model.
 
-    names: of integer labels, from a file that the user gave
-    own_names: that the data itself declares
-
     An integer is the model's own class where it can be: if there are no names, if the names are those of the
     model, or if the data declares as many names as the model has classes.
+
+    Attributes:
+        names: Of integer labels, from a file that the user gave.
+        own_names: That the data itself declares.
     """
 
     def __init__(
@@ -72,8 +73,10 @@ class LabelLookup:
 class ImageStream:
     """Labeled images as they come.
 
-    labels: None: labels are not used                    labels_needed: an image without label is unusable
-    limit: at most this many images
+    Attributes:
+        labels: None: labels are not used                    labels_needed: an image without label is
+            unusable.
+        limit: At most this many images.
     """
 
     spec: StreamSpec
@@ -240,7 +243,8 @@ def list_images(given: Iterable[str | Path], limit: int | None = None) -> tuple[
     """The files given, every image below the folders given, and the images of streams; labels are not read.
     Then what of the streams could not be read whole, with reasons.
 
-    limit: at most this many images
+    Args:
+        limit: At most this many images.
     """
     images: dict[Path | Item, None] = {}
     damaged: list[str] = []

@@ -28,9 +28,10 @@ NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*\.parquet)")  # how files of a
 class TableRows:
     """The rows of one split.
 
-    columns: the column of each of image, label, mask and key
-    label_names: names of integer labels that the data itself declares
-    damaged: what could not be read whole; filled while samples are read
+    Attributes:
+        columns: The column of each of image, label, mask and key.
+        label_names: Names of integer labels that the data itself declares.
+        damaged: What could not be read whole; filled while samples are read.
     """
 
     spec: StreamSpec

@@ -75,8 +75,9 @@ class Shard:
 class TarShards:
     """The samples of WebDataset shards.
 
-    damaged: what could not be read whole, by shard; filled while samples are read
-    label_names: None, since shards declare no names of integer labels
+    Attributes:
+        damaged: What could not be read whole, by shard; filled while samples are read.
+        label_names: None, since shards declare no names of integer labels.
     """
 
     spec: StreamSpec

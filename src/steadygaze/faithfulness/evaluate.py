@@ -27,8 +27,9 @@ from steadygaze.vit.view import ViT
 class Evaluation(NamedTuple):
     """Values by the name of the metric, and a note for each: how patches were hidden, or what filled them.
 
-    >>> Evaluation(values={}, notes={"deletion_aopc": "removal"}).notes["deletion_aopc"]
-    'removal'
+    Examples:
+        >>> Evaluation(values={}, notes={"deletion_aopc": "removal"}).notes["deletion_aopc"]
+        'removal'
     """
 
     values: dict[str, Values]
@@ -76,7 +77,7 @@ def evaluate(
         InputError: if shapes do not match, or a metric needs masks or `explain` and there are none.
         BrokenMapError: if a map has NaN or infinite values.
 
-    Example:
+    Examples:
     >>> import steadygaze as sg
     >>> loaded, images = sg.load_model("embedded"), torch.randn(1, 3, 32, 32)
     >>> batch = Batch(images, torch.tensor([3]))

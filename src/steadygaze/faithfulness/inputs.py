@@ -37,7 +37,7 @@ class Batch:
         names (tuple[str, ...]): one for each image; the random numbers of an image depend on the seed and its
             name.
 
-    Example:
+    Examples:
     >>> images, labels = torch.zeros(2, 3, 32, 32), torch.tensor([3, 5])
     >>> Batch(images, labels, names=("a", "b")).names
     ('a', 'b')
@@ -140,7 +140,7 @@ class MetricInput:
         unattributed (Tensor): (M, B), what each method gives to no patch; None: nothing.
         explained (Tensor): (M, B), the quantity that each map explains; None: the logit of the target.
 
-    Example:
+    Examples:
     >>> from steadygaze.faithfulness import Values
     >>> def peak(given: MetricInput, names):  # whole example: `register_metric`
     ...     return {name: Values(given.maps.flatten(2).amax(-1)) for name in names}

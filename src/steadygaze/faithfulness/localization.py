@@ -59,8 +59,9 @@ def ranks(x: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
 def spearman(x: Float[Tensor, "*b n"], y: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
     """Spearman's rank correlation, -1..1; NaN where either input is constant.
 
-    >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([3.0, 2.0, 1.0])).item()
-    -1.0
+    Examples:
+        >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([3.0, 2.0, 1.0])).item()
+        -1.0
     """
     a, b = (r - r.mean(-1, keepdim=True) for r in (ranks(x), ranks(y)))
     return ((a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt()).clamp(-1, 1)
@@ -69,8 +70,9 @@ def spearman(x: Float[Tensor, "*b n"], y: Float[Tensor, "*b n"]) -> Float[Tensor
 def auroc(scores: Float[Tensor, "*b n"], positive: Bool[Tensor, " n"]) -> Float[Tensor, "*b"]:
     """Probability that a positive scores higher than a negative, ties count half; NaN without both kinds.
 
-    >>> auroc(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([False, False, True, True])).item()
-    0.75
+    Examples:
+        >>> auroc(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([False, False, True, True])).item()
+        0.75
     """
     p, n = int(positive.sum()), int((~positive).sum())
     if p == 0 or n == 0:
@@ -83,8 +85,10 @@ def average_precision(
 ) -> Float[Tensor, "*b"]:
     """Σ_n (R_n − R_{n−1}) P_n over the distinct thresholds, 0..1; NaN without a positive.
 
-    >>> average_precision(torch.tensor([0.1, 0.4, 0.3, 0.8]), torch.tensor([False, False, True, True])).item()
-    0.8333333333333333
+    Examples:
+        >>> labels = torch.tensor([False, False, True, True])
+        >>> average_precision(torch.tensor([0.1, 0.4, 0.3, 0.8]), labels).item()
+        0.8333333333333333
     """
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
     hit = positive.expand(scores.shape).gather(-1, order).double()

@@ -57,7 +57,7 @@ class Values:
         detail (Tensor): (M, B, K), the curve behind the value, or what `combine` adds up.
         note (str): how it was measured, for the rows.
 
-    Example:
+    Examples:
     >>> import torch
     >>> Values(torch.tensor([[0.5, 0.7]])).value.shape  # one map of each of two images
     torch.Size([1, 2])
@@ -93,7 +93,7 @@ class Metric(Quantity):
         curve (Curve): how the report draws the details.
         outputs (tuple[str, ...]): the outputs of models that it can measure.
 
-    Example:
+    Examples:
     >>> metric("insertion_accuracy").family, metric("pointing_game").needs_masks
     ('removal', True)
     """
@@ -115,9 +115,10 @@ class Metric(Quantity):
 class MetricInfo:
     """The public description of a metric, as `list_metrics` gives it.
 
-    >>> info = next(info for info in list_metrics() if info.name == "deletion_aopc")
-    >>> info.family, info.unit, info.better
-    ('removal', '%', 'higher')
+    Examples:
+        >>> info = next(info for info in list_metrics() if info.name == "deletion_aopc")
+        >>> info.family, info.unit, info.better
+        ('removal', '%', 'higher')
     """
 
     name: str
@@ -246,8 +247,9 @@ def add_metrics(entries: Iterable[Metric]) -> None:
 def metric(name: str) -> Metric:
     """Return the metric of that name, or raise `UnknownNameError` with the nearest one.
 
-    >>> metric("pointing_game").better
-    'higher'
+    Examples:
+        >>> metric("pointing_game").better
+        'higher'
     """
     return METRICS[name]
 
@@ -267,8 +269,9 @@ def check_outputs(metrics: Iterable[Metric], outputs: Outputs) -> None:
 def list_metrics() -> Listing[MetricInfo]:
     """List all metrics by family; the list shows itself as a table in a notebook.
 
-    >>> [info.better for info in list_metrics() if info.name == "insertion_aopc"]
-    ['higher']
+    Examples:
+        >>> [info.better for info in list_metrics() if info.name == "insertion_aopc"]
+        ['higher']
     """
     infos = [
         MetricInfo(

@@ -128,8 +128,9 @@ def _perturbed_logits(
 def fill_values(batch: Batch, fill: str, seed: int = 0) -> Float[Tensor, "b c h w"]:
     """The pixels that replace perturbed ones, in normalized space.
 
-    fill: "zero" is black before normalization; "mean" the color that the normalization subtracts; "blur"
-    the image under a Gaussian blur; "noise" uniform in −1..1.
+    Args:
+        fill: "zero" is black before normalization; "mean" the color that the normalization subtracts; "blur"
+            the image under a Gaussian blur; "noise" uniform in −1..1.
     """
     images = batch.images
     match fill:

@@ -56,8 +56,9 @@ def ranking(maps: Float[Tensor, "*b gh gw"]) -> Int[Tensor, "*b p"]:
 class Curves(NamedTuple):
     """At every ratio; index 0 is insertion, 1 is deletion.
 
-    correct: 0 or 1, or the chance level            probability: of the target; a value itself
-    output: the target's logit, or its value
+    Attributes:
+        correct: 0 or 1, or the chance level            probability: of the target; a value itself.
+        output: The target's logit, or its value.
     """
 
     correct: Float[Tensor, "2 m b r"]

@@ -44,8 +44,9 @@ def randomization(
 ) -> Values:
     """1 − |ρ| after the weights are shuffled, layer by layer.
 
-    cascade: False shuffles one layer at a time and restores it before the next.
-    A constant map gives NaN; a map that becomes constant has changed (ρ = 0).
+    Args:
+        cascade: False shuffles one layer at a time and restores it before the next. A constant map gives NaN;
+            a map that becomes constant has changed (ρ = 0).
     """
     model = deepcopy(vit.model)
     correlations = []
@@ -73,7 +74,8 @@ def class_sensitivity(
 ) -> Values:
     """ρ between the maps of the target and of another class.
 
-    other: the "least" likely class, or the "second" most likely one (the most likely besides the target).
+    Args:
+        other: The "least" likely class, or the "second" most likely one (the most likely besides the target).
     """
     if logits.shape[1] < 2:
         raise InputError("class_sensitivity: expected a model with at least two classes, got one")
@@ -88,10 +90,11 @@ def class_sensitivity(
 def agreement(maps: Float[Tensor, "m b gh gw"]) -> Float[Tensor, "m m"]:
     """Mean rank correlation of each two methods over the images, 1 on the diagonal; ignores constant maps.
 
-    >>> one = torch.arange(4.0).view(1, 1, 2, 2)
-    >>> agreement(torch.cat([one, -one]))
-    tensor([[ 1., -1.],
-            [-1.,  1.]], dtype=torch.float64)
+    Examples:
+        >>> one = torch.arange(4.0).view(1, 1, 2, 2)
+        >>> agreement(torch.cat([one, -one]))
+        tensor([[ 1., -1.],
+                [-1.,  1.]], dtype=torch.float64)
     """
     return _pairwise_correlations(maps).nanmean(2)
 

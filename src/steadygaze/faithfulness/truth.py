@@ -116,9 +116,10 @@ JITTER = 0.1  # random reduction of a cell's brightness, at most
 class Task:
     """A task of images with grid x grid cells, each `cell` pixels wide.
 
-    draw: (n, generator) -> n images normalized to -1..1, with labels, and masks of the relevant cells
-    two_sided: the marked cells and all the others are both faithful explanations
-    random_subsets: train on random subsets of the patches too; the relevant ones are always kept
+    Attributes:
+        draw: (n, generator) -> n images normalized to -1..1, with labels, and masks of the relevant cells.
+        two_sided: The marked cells and all the others are both faithful explanations.
+        random_subsets: Train on random subsets of the patches too; the relevant ones are always kept.
     """
 
     name: str

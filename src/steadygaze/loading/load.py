@@ -78,7 +78,8 @@ TIMM_STAGED = (
 class ModelInfo:
     """A model that can be loaded by name.
 
-    view: "plain" (one patch grid for all blocks) or "staged" (the grid shrinks between stages)
+    Attributes:
+        view: "plain" (one patch grid for all blocks) or "staged" (the grid shrinks between stages).
     """
 
     name: str
@@ -96,7 +97,7 @@ def list_models(pattern: str = "") -> Listing[ModelInfo]:
     Returns:
         A list of `ModelInfo` that shows itself as a table.
 
-    Example:
+    Examples:
         >>> [info.name for info in list_models("embed")]
         ['embedded']
     """
@@ -167,7 +168,7 @@ def load_model(
         CheckpointError: If the weights cannot be read, or do not fit the model.
         InputError: If another argument is wrong.
 
-    Example:
+    Examples:
         >>> loaded = load_model("embedded")
         >>> loaded.size, loaded.class_names[:2], loaded.class_index("cat")
         ((32, 32), ('airplane', 'automobile'), 3)

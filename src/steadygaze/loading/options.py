@@ -125,8 +125,9 @@ def _in_order(content: dict[str, Any], path: Path) -> list[Any]:
 def image_size_pair(size: ImageSize) -> tuple[int, int]:
     """(height, width).
 
-    >>> image_size_pair(224), image_size_pair((224, 320))
-    ((224, 224), (224, 320))
+    Examples:
+        >>> image_size_pair(224), image_size_pair((224, 320))
+        ((224, 224), (224, 320))
     """
     pair = (size, size) if isinstance(size, int) else tuple(size)
     if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
@@ -190,8 +191,9 @@ def constructor_options(
 def parse_model_kwargs(texts: Sequence[str]) -> dict[str, Any]:
     """KEY=VALUE pairs, as timm's scripts take them; values are Python literals, or else text.
 
-    >>> parse_model_kwargs(["img_size=320", "global_pool=avg", "qk_norm=True"])
-    {'img_size': 320, 'global_pool': 'avg', 'qk_norm': True}
+    Examples:
+        >>> parse_model_kwargs(["img_size=320", "global_pool=avg", "qk_norm=True"])
+        {'img_size': 320, 'global_pool': 'avg', 'qk_norm': True}
     """
     arguments: dict[str, Any] = {}
     for text in texts:

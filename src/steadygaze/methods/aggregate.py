@@ -31,9 +31,10 @@ from steadygaze.trace.completeness import Shares, accounted, content_and_positio
 def first_layer(method: Method, depth: int) -> int:
     """The lowest layer whose map is used.
 
-    >>> import steadygaze as sg
-    >>> first_layer(sg.method("decompx+skipplus"), depth=12)
-    6
+    Examples:
+        >>> import steadygaze as sg
+        >>> first_layer(sg.method("decompx+skipplus"), depth=12)
+        6
     """
     start = method.option("start")
     if start is not None:
@@ -49,9 +50,10 @@ def first_layer(method: Method, depth: int) -> int:
 def layers(method: Method, depth: int) -> range:
     """The layers whose maps are added or multiplied.
 
-    >>> import steadygaze as sg
-    >>> layers(sg.method("ixg+plus"), depth=12)
-    range(0, 12)
+    Examples:
+        >>> import steadygaze as sg
+        >>> layers(sg.method("ixg+plus"), depth=12)
+        range(0, 12)
     """
     first = first_layer(method, depth)
     return range(first, first + 1) if method.aggregator in ("first", "last") else range(first, depth)
@@ -81,7 +83,8 @@ def aggregate(trace: Trace, method: Method) -> Float[Tensor, "b h w"]:
 def shares(trace: Trace, method: Method, position: Float[Tensor, "1 n d"] | None) -> Shares:
     """The map of `method`, what no patch gets, and its parts if it is input x gradient at block 0.
 
-    position: position embeddings of the tokens; None if they are not known
+    Args:
+        position: Position embeddings of the tokens; None if they are not known.
     """
     scores, base = aggregate(trace, method), method.base
     if not isinstance(base, MapMethod) or not method.input_x_gradient:

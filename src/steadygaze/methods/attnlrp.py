@@ -58,7 +58,8 @@ def _rules(options: Options) -> Rules:
 def attnlrp(trace: Trace, layer: int, *, gamma: float = 0.0) -> Float[Tensor, "b h w"]:
     """AttnLRP: relevance through attention and softmax, as input x modified gradient.
 
-    gamma: of the γ rule on every linear map and convolution of the blocks and the head; 0 leaves it out
+    Args:
+        gamma: Of the γ rule on every linear map and convolution of the blocks and the head; 0 leaves it out.
     """
     return ixg(trace, layer)
 
@@ -76,8 +77,11 @@ def attnlrp_gamma(
 ) -> Float[Tensor, "b h w"]:
     """AttnLRP with the γ rule down to the pixels, summed over each patch: the authors' setting for ViTs.
 
-    gamma, conv_gamma: of linear maps and of convolutions. attention: "shared" as in `attnlrp`, or "held" (no
-    relevance for queries and keys, as in the authors' code for ViTs)
+    Args:
+        gamma: Of linear maps and of convolutions.
+        conv_gamma: See `gamma`.
+        attention: "shared" as in `attnlrp`, or "held" (no relevance for queries and keys, as in the authors'
+            code for ViTs).
     """
     if attention not in ATTENTION:
         raise UnknownNameError("attention", attention, ATTENTION)

@@ -144,9 +144,11 @@ for _function in (
 def shapley_cam(query: Query, *, at: str = "auto", weights: str = "tokens") -> Float[Tensor, "b h w"]:
     """ShapleyCAM: activation x (gradient − half a Hessian-vector product) at the last block.
 
-    at: "norm1", the output of the block's first norm; "input"; or "auto", norm1 if the block begins with one.
-    weights: "tokens", each token by its own weights; "channels", their mean over patches, as in GradCAM and
-    the authors' code
+    Args:
+        at: "norm1", the output of the block's first norm; "input"; or "auto", norm1 if the block begins with
+            one.
+        weights: "tokens", each token by its own weights; "channels", their mean over patches, as in GradCAM
+            and the authors' code.
     """
     if at not in ("auto", "norm1", "input"):
         raise UnknownNameError("at", at, ("auto", "norm1", "input"))

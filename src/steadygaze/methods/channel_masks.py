@@ -137,7 +137,10 @@ def tis(
 ) -> Float[Tensor, "b h w"]:
     """Mean output of masks from clustered channels of all layers (TIS; budget: none is every cluster).
 
-    clusters: centroids of k-means. keep: share of the patches that a mask keeps. seed: of the first centroids
+    Args:
+        clusters: Centroids of k-means.
+        keep: Share of the patches that a mask keeps.
+        seed: Of the first centroids.
     """
     if not isinstance(clusters, int) or clusters < 1:
         raise InputError(f"tis: clusters must be an integer >= 1, got {clusters!r}")
@@ -198,8 +201,9 @@ def cluster_means(maps: Float[Tensor, "k h w"]) -> Float[Tensor, "clusters h w"]
 def complete_linkage(distance: Float[Tensor, "k k"], limit: float) -> list[list[int]]:
     """Clusters whose members are all within `limit` of one another; the largest first, ties by first member.
 
-    >>> complete_linkage(torch.tensor([[0.0, 9.0, 0.1], [9.0, 0.0, 9.0], [0.1, 9.0, 0.0]]), 0.5)
-    [[0, 2], [1]]
+    Examples:
+        >>> complete_linkage(torch.tensor([[0.0, 9.0, 0.1], [9.0, 0.0, 9.0], [0.1, 9.0, 0.0]]), 0.5)
+        [[0, 2], [1]]
     """
     if len(distance) == 1:
         return [[0]]

@@ -39,7 +39,8 @@ def _one_layer_read(vit: ViT) -> str:
 def legrad(query: Query, *, layers: int = 0) -> Float[Tensor, "b h w"]:
     """LeGrad: positive gradients of each layer's own score at its attention.
 
-    layers: number of last layers to use (the authors' code: 2); 0 uses all of them, as in the paper
+    Args:
+        layers: Number of last layers to use (the authors' code: 2); 0 uses all of them, as in the paper.
     """
     vit, depth = query.vit, len(query.vit.blocks)
     if not isinstance(layers, int) or not 0 <= layers <= depth:

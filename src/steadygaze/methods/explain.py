@@ -125,7 +125,7 @@ def explain(
         MethodUnavailableError: If a method cannot explain this model.
         UnsupportedModelError: If the model is not a vision transformer that `adapt` can view.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from steadygaze import load_model
         >>> loaded = load_model("embedded")
@@ -170,8 +170,9 @@ def explain_batch(
 ) -> dict[str, Attribution]:
     """`explain` for images that others embed too; attributions by name of the method.
 
-    clean: the images; its tokens and logits are used, so that they are computed once
-    details: whether attributions have `parts`, and those of a question the scores of its words
+    Args:
+        clean: The images; its tokens and logits are used, so that they are computed once.
+        details: Whether attributions have `parts`, and those of a question the scores of its words.
     """
     vit = clean.vit
     if score is not None:

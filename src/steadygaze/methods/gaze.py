@@ -151,7 +151,8 @@ def gaze_twice(query: Query) -> Float[Tensor, "b h w"]:
 def gaze_halves(query: Query, *, weight: float = OWN_HALF) -> Float[Tensor, "b h w"]:
     """`gaze_removal` of the whole image, and of its more relevant half and its other half alone.
 
-    weight: of what was measured in a patch's own half
+    Args:
+        weight: Of what was measured in a patch's own half.
     """
     whole = removal_effects(query, query.tokens)
     order = whole.argsort(dim=1, descending=True, stable=True)

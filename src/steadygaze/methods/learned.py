@@ -26,7 +26,10 @@ from steadygaze.vit.view import ViT
 class FileKind:
     """What a learned method calls its files.
 
-    key: of the metadata; content: such as "gates of Vision DiffMask"; command: the one that trains them
+    Attributes:
+        key: Of the metadata.
+        content: Such as "gates of Vision DiffMask".
+        command: The one that trains them.
     """
 
     key: str
@@ -78,7 +81,8 @@ def take_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def with_files(methods: Sequence[str | Method], files: Mapping[str, str | Path | None]) -> list[str | Method]:
     """The methods, with each learned one reading its file in `files`; it is added if it was not requested.
 
-    files: by the method's name, such as {"diffmask": FILE}; None: no file is given
+    Args:
+        files: By the method's name, such as {"diffmask": FILE}; None: no file is given.
     """
     requested = list(methods)
     for name, file in files.items():

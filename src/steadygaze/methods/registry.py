@@ -171,17 +171,19 @@ class Alias:
 class MethodInfo:
     """The public description of a method, as `list_methods` gives it.
 
-    cost: number of forward passes for one image; a backward pass counts as one
-    class_specific: whether the map depends on the target class
-    layers: whether the method composes with aggregators such as `+plus`
-    options: every option with its default
-    score: the quantity that is explained by default
-    alias_of: for an alias, the name it stands for
+    Attributes:
+        cost: Number of forward passes for one image; a backward pass counts as one.
+        class_specific: Whether the map depends on the target class.
+        layers: Whether the method composes with aggregators such as `+plus`.
+        options: Every option with its default.
+        score: The quantity that is explained by default.
+        alias_of: For an alias, the name it stands for.
 
-    >>> import steadygaze as sg
-    >>> info = next(info for info in sg.list_methods() if info.name == "gae")
-    >>> info.family, info.cost, info.alias_of
-    ('attention', 2.0, 'genatt')
+    Examples:
+        >>> import steadygaze as sg
+        >>> info = next(info for info in sg.list_methods() if info.name == "gae")
+        >>> info.family, info.cost, info.alias_of
+        ('attention', 2.0, 'genatt')
     """
 
     name: str
@@ -199,14 +201,17 @@ class MethodInfo:
 class Method:
     """A base method with aggregator, options and default score. Accepted wherever a method's name is.
 
-    name: `stem`, a colon and the options in `given`
-    options: all options, also those that an alias stands for
-    stem, given: the name without options and the options, as the user wrote them
+    Attributes:
+        name: `stem`, a colon and the options in `given`.
+        options: All options, also those that an alias stands for.
+        stem: The name without options and the options, as the user wrote them.
+        given: See `stem`.
 
-    >>> import steadygaze as sg
-    >>> method = sg.method("attixg+plus:freeze=0.75")
-    >>> method.name, method.base.name, method.score
-    ('attixg+plus:freeze=0.75', 'attixg', 'logit')
+    Examples:
+        >>> import steadygaze as sg
+        >>> method = sg.method("attixg+plus:freeze=0.75")
+        >>> method.name, method.base.name, method.score
+        ('attixg+plus:freeze=0.75', 'attixg', 'logit')
     """
 
     name: str
@@ -294,7 +299,7 @@ def register_method(
         UnknownNameError: If there is no such kind or aggregator.
         InputError: If methods of this kind do not have a field of `declaration`.
 
-    Example:
+    Examples:
         >>> import steadygaze as sg, timm, torch
         >>> @sg.register_method("grad_spread", kind="map", family="my lab")
         ... def grad_spread(trace, layer, *, power: float = 1.0):
@@ -345,11 +350,12 @@ def register_alias(
 ) -> None:
     """Let `name` stand for `target`, such as "ixg+plus" or "decompx+plus:freeze=0.75".
 
-    >>> import steadygaze as sg
-    >>> register_alias("my_plus", "ixg+plus:freeze=0.5", summary="Half of attention is frozen.")
-    >>> sg.method("my_plus").base.name
-    'ixg'
-    >>> METHODS.remove("my_plus")
+    Examples:
+        >>> import steadygaze as sg
+        >>> register_alias("my_plus", "ixg+plus:freeze=0.5", summary="Half of attention is frozen.")
+        >>> sg.method("my_plus").base.name
+        'ixg'
+        >>> METHODS.remove("my_plus")
     """
     METHODS.add(name, Alias(target, score, summary), origin="", replace=replace)  # of a user
 
@@ -357,8 +363,9 @@ def register_alias(
 def base_methods() -> list[AnyMethod]:
     """All registered methods except aliases.
 
-    >>> "gae" in [method.name for method in base_methods()]  # an alias of genatt
-    False
+    Examples:
+        >>> "gae" in [method.name for method in base_methods()]  # an alias of genatt
+        False
     """
     return [entry for entry in METHODS.values() if isinstance(entry, BaseMethod)]
 
@@ -366,8 +373,9 @@ def base_methods() -> list[AnyMethod]:
 def aliases() -> dict[str, Alias]:
     """All registered aliases by name.
 
-    >>> aliases()["gae"].target
-    'genatt'
+    Examples:
+        >>> aliases()["gae"].target
+        'genatt'
     """
     return {name: entry for name, entry in METHODS.items() if isinstance(entry, Alias)}
 
@@ -393,9 +401,10 @@ def parse_method(text: str) -> Method:
 
     An unknown name, aggregator or option is an error that suggests the nearest known one.
 
-    >>> parsed = parse_method("attixg+plus:pairing=next")
-    >>> parsed.base.name, parsed.aggregator, parsed.given
-    ('attixg', 'plus', (('pairing', 'next'),))
+    Examples:
+        >>> parsed = parse_method("attixg+plus:pairing=next")
+        >>> parsed.base.name, parsed.aggregator, parsed.given
+        ('attixg', 'plus', (('pairing', 'next'),))
     """
     name, _, tail = text.strip().partition(":")
     options: dict[str, Any] = {}
@@ -418,7 +427,7 @@ def method(name: str, **options: Any) -> Method:
         UnknownNameError: If the method, its aggregator or an option is not known.
         InputError: If the value of an option is wrong.
 
-    Example:
+    Examples:
         >>> method("attixg+plus", pairing="next", freeze=0.75).name
         'attixg+plus:freeze=0.75,pairing=next'
     """
@@ -557,7 +566,7 @@ def list_methods() -> Listing[MethodInfo]:
     Returns:
         A list of `MethodInfo` that shows itself as a table.
 
-    Example:
+    Examples:
         >>> [info.cost for info in list_methods() if info.name == "gaze_removal"]
         [2.0]
     """
@@ -586,10 +595,11 @@ def _describe(base: AnyMethod) -> MethodInfo:
 def unavailable(method: Method, vit: ViT) -> str:
     """Why `method` cannot explain this model; empty if it can.
 
-    >>> import steadygaze as sg
-    >>> vit = sg.adapt(sg.load_model("embedded").model)
-    >>> unavailable(sg.method("gae"), vit), unavailable(sg.method("diffmask"), vit)[:14]
-    ('', 'it needs gates')
+    Examples:
+        >>> import steadygaze as sg
+        >>> vit = sg.adapt(sg.load_model("embedded").model)
+        >>> unavailable(sg.method("gae"), vit), unavailable(sg.method("diffmask"), vit)[:14]
+        ('', 'it needs gates')
     """
     quantized = next((m for m in vit.model.modules() if ".quantized." in f"{type(m).__module__}."), None)
     if quantized is not None and method.base.gradient:
@@ -608,9 +618,10 @@ def unavailable(method: Method, vit: ViT) -> str:
 def rules_of(method: Method) -> Rules:
     """The rules of a method's backward pass.
 
-    >>> import steadygaze as sg
-    >>> rules_of(sg.method("gaze")).attention  # three quarters of attention are frozen
-    0.25
+    Examples:
+        >>> import steadygaze as sg
+        >>> rules_of(sg.method("gaze")).attention  # three quarters of attention are frozen
+        0.25
     """
     from steadygaze.trace.rules import PLAIN, frozen  # imports torch, which listing does not need
 

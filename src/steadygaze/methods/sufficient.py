@@ -64,12 +64,13 @@ Removal = Literal["remove", "fill", "pixels"]
 class SufficientSubsets:
     """Sufficient subsets of a batch; places are patches (rows, columns), or pixels.
 
-    subset: the places that suffice
-    subset_confidence: p_c of the subset alone
-    reached: whether that is at least the threshold
-    step: when a place was hidden, counted from 0; the number of steps if it never was
-    confidence: p_c before each step, the first of the whole image
-    left: number of remaining places before each step
+    Attributes:
+        subset: The places that suffice.
+        subset_confidence: P_c of the subset alone.
+        reached: Whether that is at least the threshold.
+        step: When a place was hidden, counted from 0; the number of steps if it never was.
+        confidence: P_c before each step, the first of the whole image.
+        left: Number of remaining places before each step.
     """
 
     target: Int[Tensor, " b"]

@@ -173,8 +173,9 @@ def efficient(
 ) -> Float[Tensor, "b p c"]:
     """Additive normalization: Σ_j φ_j = v(all) − v(∅).
 
-    >>> efficient(torch.tensor([[[1.0], [0.0]]]), torch.tensor([[0.8]]), torch.tensor([0.2])).flatten()
-    tensor([ 0.8000, -0.2000])
+    Examples:
+        >>> efficient(torch.tensor([[[1.0], [0.0]]]), torch.tensor([[0.8]]), torch.tensor([0.2])).flatten()
+        tensor([ 0.8000, -0.2000])
     """
     return phi + ((whole - null - phi.sum(1)) / phi.shape[1])[:, None]
 
@@ -198,8 +199,9 @@ def write(
 ) -> None:
     """Write explainer, facts and tensors to one safetensors file, atomically.
 
-    tensors: "null" is v(∅); "trunk.*" and "surrogate.*" are weights of fine-tuned copies; the rest is the
-    trainer's
+    Args:
+        tensors: "null" is v(∅); "trunk.*" and "surrogate.*" are weights of fine-tuned copies; the rest is the
+            trainer's.
     """
     about = {"shape": asdict(explainer.shape), **facts}
     FILE.write(path, about, with_prefix("explainer.", explainer) | dict(tensors))

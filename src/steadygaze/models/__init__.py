@@ -20,8 +20,9 @@ __all__ = ["FAN", "PLAIN", "PVT", "RVT", "STAGED", "LocalViT", "names"]
 def names() -> list[str]:
     """Names of the models that this package adds to timm.
 
-    >>> names()[:2]
-    ['fan_base_16_p4_hybrid', 'fan_base_18_p16_224']
+    Examples:
+        >>> names()[:2]
+        ['fan_base_16_p4_hybrid', 'fan_base_18_p16_224']
     """
     import timm
 

@@ -69,8 +69,9 @@ class ConvNeXtBlock(nn.Module):
 class ConvNeXtStem(nn.Module):
     """n₁ blocks at 128 channels (56x56), n₂ at 256 (28x28), then a convolution to 14x14 tokens.
 
-    unbiased_norm: normalize as the authors' code does, for weights that they trained. Their norm uses the
-        unbiased variance if its input is not contiguous, which holds for every norm but the first.
+    Attributes:
+        unbiased_norm: Normalize as the authors' code does, for weights that they trained. Their norm uses the
+            unbiased variance if its input is not contiguous, which holds for every norm but the first.
     """
 
     def __init__(
@@ -222,11 +223,14 @@ class ClassBlock(nn.Module):
 class FAN(Classifier):
     """FAN. convnext: depths of the two stages of a ConvNeXt stem; None is the convolutional stem.
 
-    unbiased_norm: the norm of the authors' ConvNeXt stem; needed for weights that the authors trained
+    Attributes:
+        unbiased_norm: The norm of the authors' ConvNeXt stem; needed for weights that the authors trained.
 
-    >>> model = FAN(img_size=32, embed_dim=32, depth=1, num_heads=2, class_blocks=1, num_classes=10).eval()
-    >>> model(torch.zeros(1, 3, 32, 32)).shape
-    torch.Size([1, 10])
+    Examples:
+        >>> small = {"img_size": 32, "embed_dim": 32, "depth": 1, "num_heads": 2, "class_blocks": 1}
+        >>> model = FAN(**small, num_classes=10).eval()
+        >>> model(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 10])
     """
 
     def __init__(

@@ -97,9 +97,10 @@ class Block(nn.Module):
 class LocalViT(Classifier):
     """A class token, a learned position embedding, one grid; the image size is fixed.
 
-    >>> model = LocalViT(img_size=32, embed_dim=32, depth=1, num_heads=2, se_reduction=8, num_classes=10)
-    >>> model.eval()(torch.zeros(1, 3, 32, 32)).shape
-    torch.Size([1, 10])
+    Examples:
+        >>> model = LocalViT(img_size=32, embed_dim=32, depth=1, num_heads=2, se_reduction=8, num_classes=10)
+        >>> model.eval()(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 10])
     """
 
     def __init__(

@@ -87,10 +87,11 @@ class Stage(nn.Module):
 class PVT(Classifier):
     """Stages with patches of 4, 8, 16 and 32 pixels; logits from the class token of the last stage.
 
-    >>> one, width = (1, 1, 1, 1), (8, 8, 8, 8)
-    >>> model = PVT(img_size=32, depths=one, embed_dims=width, num_heads=one, num_classes=10)
-    >>> model.eval()(torch.zeros(1, 3, 32, 32)).shape
-    torch.Size([1, 10])
+    Examples:
+        >>> one, width = (1, 1, 1, 1), (8, 8, 8, 8)
+        >>> model = PVT(img_size=32, depths=one, embed_dims=width, num_heads=one, num_classes=10)
+        >>> model.eval()(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 10])
     """
 
     def __init__(

@@ -105,11 +105,14 @@ class Block(nn.Module):
 class RVT(Classifier):
     """One or two stages; between them a grouped convolution halves the grid.
 
-    scaled_blocks: number of first blocks that scale their attention by position, which fixes the image size.
+    Attributes:
+        scaled_blocks: Number of first blocks that scale their attention by position, which fixes the image
+            size.
 
-    >>> model = RVT(img_size=32, depths=(1,), embed_dims=(32,), num_heads=(2,), num_classes=10).eval()
-    >>> model(torch.zeros(1, 3, 32, 32)).shape
-    torch.Size([1, 10])
+    Examples:
+        >>> model = RVT(img_size=32, depths=(1,), embed_dims=(32,), num_heads=(2,), num_classes=10).eval()
+        >>> model(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 10])
     """
 
     def __init__(

@@ -171,8 +171,9 @@ def chosen_blocks(allocation: Allocation, depth: int) -> list[int]:
     "shallow" is the first half, rounded up, "deep" the rest, "middle_deep" all but the first third; negative
     indices count from the end.
 
-    >>> chosen_blocks("shallow", 12), chosen_blocks("middle_deep", 12)
-    ([0, 1, 2, 3, 4, 5], [4, 5, 6, 7, 8, 9, 10, 11])
+    Examples:
+        >>> chosen_blocks("shallow", 12), chosen_blocks("middle_deep", 12)
+        ([0, 1, 2, 3, 4, 5], [4, 5, 6, 7, 8, 9, 10, 11])
     """
     half, third = -(-depth // 2), depth // 3
     if isinstance(allocation, str):

@@ -135,8 +135,9 @@ class _PartWay(torch.autograd.Function):
 class ContextBroadcast(Inserted):
     """CB on tokens (B, N, C) or (B, h, w, C); with `channels_first` on (B, C, h, w).
 
-    >>> ContextBroadcast(4, CB())(torch.randn(2, 9, 4)).shape
-    torch.Size([2, 9, 4])
+    Examples:
+        >>> ContextBroadcast(4, CB())(torch.randn(2, 9, 4)).shape
+        torch.Size([2, 9, 4])
     """
 
     def __init__(self, width: int, spec: CB, *, channels_first: bool = False) -> None:

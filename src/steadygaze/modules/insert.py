@@ -87,10 +87,11 @@ def insert(model: Model, tap: TAP | None = None, cb: CB | None = None) -> Model:
 def remove(model: Model) -> Model:
     """A copy of the model without inserted modules; all other weights are kept.
 
-    >>> import steadygaze as sg
-    >>> model = insert(sg.load_model("embedded").model, tap=TAP())
-    >>> len(inserted(model)), len(inserted(remove(model)))
-    (6, 0)
+    Examples:
+        >>> import steadygaze as sg
+        >>> model = insert(sg.load_model("embedded").model, tap=TAP())
+        >>> len(inserted(model)), len(inserted(remove(model)))
+        (6, 0)
     """
     copied = _copy(model)
     for module in list(copied.modules()):
@@ -107,9 +108,10 @@ def remove(model: Model) -> Model:
 def inserted(model: nn.Module) -> dict[str, Inserted]:
     """The inserted modules of a model by name.
 
-    >>> import steadygaze as sg
-    >>> sorted(inserted(insert(sg.load_model("embedded").model, tap=TAP(allocation=[0, 1]))))
-    ['blocks.0.tap', 'blocks.1.tap']
+    Examples:
+        >>> import steadygaze as sg
+        >>> sorted(inserted(insert(sg.load_model("embedded").model, tap=TAP(allocation=[0, 1]))))
+        ['blocks.0.tap', 'blocks.1.tap']
     """
     return {name: m for name, m in model.named_modules() if isinstance(m, Inserted)}
 
@@ -117,9 +119,10 @@ def inserted(model: nn.Module) -> dict[str, Inserted]:
 def cost(model: nn.Module) -> Cost:
     """Parameters and operations that inserted modules add, for one image of the model's input size.
 
-    >>> import steadygaze as sg
-    >>> cost(insert(sg.load_model("embedded").model, tap=TAP(allocation=[0]))).parameters
-    4760
+    Examples:
+        >>> import steadygaze as sg
+        >>> cost(insert(sg.load_model("embedded").model, tap=TAP(allocation=[0]))).parameters
+        4760
     """
     vit = adapt(any_question(model) if answers_questions(model) else model)
     return _cost(vit, _grids(vit))
@@ -128,10 +131,11 @@ def cost(model: nn.Module) -> Cost:
 def restore(model: Model, weights: Mapping[str, Tensor]) -> Model:
     """A copy of the model with the modules that a state dict needs; the model itself if it needs none.
 
-    >>> import steadygaze as sg
-    >>> model = sg.load_model("embedded").model
-    >>> len(inserted(restore(model, insert(model, tap=TAP()).state_dict())))
-    6
+    Examples:
+        >>> import steadygaze as sg
+        >>> model = sg.load_model("embedded").model
+        >>> len(inserted(restore(model, insert(model, tap=TAP()).state_dict())))
+        6
     """
     states = {
         name.removesuffix("._extra_state"): value

@@ -45,9 +45,10 @@ class SegFormerDecoder(nn.Module):
 
     The blocks of a ViT are not followed by a norm, as SegFormer's stages are: each map has one here.
 
-    >>> decoder = SegFormerDecoder([8, 8], classes=5)
-    >>> sum(p.numel() for p in decoder.parameters()) > 0
-    True
+    Examples:
+        >>> decoder = SegFormerDecoder([8, 8], classes=5)
+        >>> sum(p.numel() for p in decoder.parameters()) > 0
+        True
     """
 
     def __init__(self, widths: Sequence[int], classes: int) -> None:

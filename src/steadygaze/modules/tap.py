@@ -82,8 +82,9 @@ class TAP:
 class TokenPool(Inserted):
     """T on tokens (B, prefix + h·w, D), patches in raster order, or on a map (B, h, w, D).
 
-    >>> TokenPool(8, TAP(), grid=(4, 4), prefix=1)(torch.randn(2, 17, 8)).shape
-    torch.Size([2, 17, 8])
+    Examples:
+        >>> TokenPool(8, TAP(), grid=(4, 4), prefix=1)(torch.randn(2, 17, 8)).shape
+        torch.Size([2, 17, 8])
     """
 
     def __init__(self, width: int, spec: TAP, *, grid: tuple[int, int], prefix: int = 0) -> None:

@@ -198,7 +198,7 @@ def ask(
         InputError: If none or several questions are given, or one is not complete.
         UnsupportedModelError: If the model cannot answer this kind of question.
 
-    Example:
+    Examples:
         asked = sg.ask(clip, text=["a dog", "a cat"])
         sg.explain(asked, images, target="a dog")
     """

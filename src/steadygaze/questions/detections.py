@@ -39,7 +39,7 @@ class Detection:
         label: The class, by name or index; None is the class that the model gives the box.
         box: (left, top, right, bottom), in pixels of the image as the model sees it (after preprocessing).
 
-    Example:
+    Examples:
         >>> Detection("dog", box=(10, 20, 110, 140)).label
         'dog'
     """
@@ -58,8 +58,9 @@ class Detection:
 class QueryClassifier(nn.Module):
     """A `YolosForObjectDetection` and one of its queries: images (B, 3, H, W) -> logits (B, classes + 1).
 
-    size: (H, W) of the images
-    class_names: those of the model, and "no object"
+    Attributes:
+        size: (H, W) of the images.
+        class_names: Those of the model, and "no object".
     """
 
     def __init__(
@@ -120,8 +121,9 @@ def detection_query(
 def corners(boxes: Float[Tensor, "*k 4"], size: Size) -> Float[Tensor, "*k 4"]:
     """(left, top, right, bottom) in pixels, of (center x, center y, width, height) as shares of the image.
 
-    >>> corners(torch.tensor([0.5, 0.5, 1.0, 0.5]), (8, 16)).tolist()
-    [0.0, 2.0, 16.0, 6.0]
+    Examples:
+        >>> corners(torch.tensor([0.5, 0.5, 1.0, 0.5]), (8, 16)).tolist()
+        [0.0, 2.0, 16.0, 6.0]
     """
     x, y, width, height = boxes.unbind(-1)
     relative = torch.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], -1)
@@ -131,8 +133,9 @@ def corners(boxes: Float[Tensor, "*k 4"], size: Size) -> Float[Tensor, "*k 4"]:
 def overlap(boxes: Float[Tensor, "k 4"], box: Float[Tensor, " 4"]) -> Float[Tensor, " k"]:
     """IoU of boxes (left, top, right, bottom) with one box.
 
-    >>> overlap(torch.tensor([[0.0, 0.0, 2.0, 2.0]]), torch.tensor([0.0, 0.0, 2.0, 1.0])).tolist()
-    [0.5]
+    Examples:
+        >>> overlap(torch.tensor([[0.0, 0.0, 2.0, 2.0]]), torch.tensor([0.0, 0.0, 2.0, 1.0])).tolist()
+        [0.5]
     """
     low, high = torch.maximum(boxes[:, :2], box[:2]), torch.minimum(boxes[:, 2:], box[2:])
     common = (high - low).clamp(min=0).prod(-1)

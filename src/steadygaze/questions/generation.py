@@ -40,8 +40,10 @@ LANGUAGE_MODELS = ("model.language_model", "model.text_model", "language_model.m
 class ImageTokens:
     """How a model takes images, and where their tokens lie.
 
-    size: (H, W) of the images; grid: rows and columns of their tokens
-    inputs: images (B, 3, H, W) -> keyword arguments of the model's forward
+    Attributes:
+        size: (H, W) of the images.
+        grid: Rows and columns of their tokens.
+        inputs: Images (B, 3, H, W) -> keyword arguments of the model's forward.
     """
 
     size: tuple[int, int]
@@ -233,8 +235,9 @@ def answer_model(
 ) -> Answer:
     """The model with a prompt and an answer, and the image as its processor prepares it.
 
-    image: a PIL image, or images (B, 3, H, W) that are prepared already; they share prompt and answer
-    answer: None for the model's own (greedy, at most 32 tokens), of one image
+    Args:
+        image: A PIL image, or images (B, 3, H, W) that are prepared already; they share prompt and answer.
+        answer: None for the model's own (greedy, at most 32 tokens), of one image.
     """
     if not generates(model):
         raise UnsupportedModelError(

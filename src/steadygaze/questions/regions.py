@@ -53,7 +53,7 @@ class Region:
         box: (left, top, right, bottom): pixels with left <= x < right and top <= y < bottom.
         point: (x, y), one pixel.
 
-    Example:
+    Examples:
         >>> int(Region("road", box=(0, 0, 2, 3)).pixels((4, 4)).sum())
         6
     """
@@ -186,8 +186,9 @@ def scores_of(output: Any) -> Float[Tensor, "b c h w"]:
 class RegionClassifier(nn.Module):
     """A segmenter and a region: images (B, 3, H, W) -> mean scores of the region (B, classes).
 
-    mask: (H, W), the pixels of the region
-    class_names: None where they are not known
+    Attributes:
+        mask: (H, W), the pixels of the region.
+        class_names: None where they are not known.
     """
 
     mask: Tensor

@@ -42,8 +42,9 @@ TEXT_INPUTS = ("input_ids", "attention_mask")
 def find_tokenizer(model: Any, given: Any = None, name: str = "") -> Any:
     """The tokenizer of a model that compares images with text.
 
-    given: a tokenizer, a processor that has one, or the folder or hub name of one
-    name: folder or hub name of the model, where it is known
+    Args:
+        given: A tokenizer, a processor that has one, or the folder or hub name of one.
+        name: Folder or hub name of the model, where it is known.
     """
     if isinstance(given, (str, Path)):
         return _load(str(given))
@@ -79,7 +80,9 @@ def _load(name: str) -> Any:
 def find_processor(model: Any, given: Any = None, name: str = "") -> Any:
     """The processor of a model that generates text: it prepares the image and the prompt together.
 
-    given: a processor, or the folder or hub name of one; name: of the model, where it is known
+    Args:
+        given: A processor, or the folder or hub name of one.
+        name: Of the model, where it is known.
     """
     if given is not None and not isinstance(given, (str, Path)):
         return given
@@ -186,10 +189,12 @@ CHUNK = 256  # prompts embedded at a time
 class TextClassifier(nn.Module):
     """A classifier of images whose classes are texts: forward(images) gives similarities (B, K).
 
-    model: the model whose image embedding is compared: CLIP, SigLIP, open_clip, or an image tower
-    text_embeddings: (K, D), scaled to unit length here
-    class_names: what class k is called
-    outputs: "classes" (softmax over the K texts), "labels" (a sigmoid each, as SigLIP is trained) or "values"
+    Attributes:
+        model: The model whose image embedding is compared: CLIP, SigLIP, open_clip, or an image tower.
+        text_embeddings: (K, D), scaled to unit length here.
+        class_names: What class k is called.
+        outputs: "classes" (softmax over the K texts), "labels" (a sigmoid each, as SigLIP is trained) or
+            "values".
     """
 
     weight: Tensor
@@ -321,7 +326,7 @@ def zero_shot(
     Raises:
         InputError: If the model has no text tower, or names or templates are empty.
 
-    Example:
+    Examples:
         classifier = sg.zero_shot(clip, ["dog", "cat"])
         sg.explain(classifier, images, target="dog", score="log_odds")
     """
@@ -342,8 +347,10 @@ def zero_shot(
 class TextClasses:
     """Words that make a classifier of a model that compares images with text, for runs and the command line.
 
-    texts: prompts as they are: the similarity with one, or several that compete
-    class_names, templates: see `zero_shot`
+    Attributes:
+        texts: Prompts as they are: the similarity with one, or several that compete.
+        class_names: See `zero_shot`.
+        templates: See `class_names`.
     """
 
     texts: tuple[str, ...] = ()

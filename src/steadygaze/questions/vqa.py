@@ -76,7 +76,8 @@ class VisualQuestion(nn.Module):
 class QuestionWords(nn.Module):
     """A `VisualQuestion` whose view has the question's tokens, without special ones, as its patches.
 
-    size: (H, W) of the images
+    Attributes:
+        size: (H, W) of the images.
     """
 
     def __init__(self, question: VisualQuestion, size: tuple[int, int]) -> None:
@@ -100,7 +101,8 @@ class QuestionWords(nn.Module):
 def visual_question(model: nn.Module, question: str, tokenizer: Any) -> VisualQuestion:
     """The classifier of answers to a question.
 
-    tokenizer: a tokenizer of transformers, or a processor that has one
+    Args:
+        tokenizer: A tokenizer of transformers, or a processor that has one.
     """
     if not answers_questions(model):
         raise UnsupportedModelError(

@@ -25,8 +25,9 @@ def color(group: int) -> str:
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Return round numbers from low to high.
 
-    >>> ticks(0, 100)
-    [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
+    Examples:
+        >>> ticks(0, 100)
+        [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
     """
     span = high - low
     if span <= 0 or not math.isfinite(span):

@@ -134,7 +134,8 @@ class Attribution:
     def with_images(self, images: Any, classes: Sequence[str] | None = None) -> Attribution:
         """The same attribution with the images (and class names) that notebooks, `save` and titles show.
 
-        images: one for each map, of any kind `overlay` takes, or a float tensor (B, 3, H, W) in [0, 1].
+        Args:
+            images: One for each map, of any kind `overlay` takes, or a float tensor (B, 3, H, W) in [0, 1].
         """
         originals = tuple(
             to_pil_image(image) for image in ([images] if isinstance(images, Image.Image) else images)
@@ -166,14 +167,15 @@ class Attribution:
     ) -> Image.Image:
         """The map drawn over its image, as large as the image that was given.
 
-        image: PIL, uint8 (H, W, 3), or float (3, H, W) in [0, 1]: the input of the model, after resizing and
-            cropping, so that patches and pixels match
-        index: which image, or (image, target) where there are several targets
-        signed: whether negative scores are drawn too, in cool colors. A map whose scores are all positive is
-            drawn relative to its smallest score
-        percentile: percentile of the magnitudes that gets the strongest color; 100 lets one outlier dim the
-            rest of the map
-        opacity: of the strongest color, in [0, 1]
+        Args:
+            image: PIL, uint8 (H, W, 3), or float (3, H, W) in [0, 1]: the input of the model, after resizing
+                and cropping, so that patches and pixels match.
+            index: Which image, or (image, target) where there are several targets.
+            signed: Whether negative scores are drawn too, in cool colors. A map whose scores are all positive
+                is drawn relative to its smallest score.
+            percentile: Percentile of the magnitudes that gets the strongest color; 100 lets one outlier dim
+                the rest of the map.
+            opacity: Of the strongest color, in [0, 1].
         """
         if not 0 <= percentile <= 100:
             raise InputError(f"percentile: expected a number in 0..100, got {percentile!r}")
@@ -245,7 +247,8 @@ class Attribution:
     def save(self, folder: str | Path, images: Any = None, names: Sequence[str] | None = None) -> list[Path]:
         """Write one PNG per map, scores.npz and manifest.json; returns the paths.
 
-        images: as for `with_images`; without them, and without images of its own, bare maps are drawn.
+        Args:
+            images: As for `with_images`; without them, and without images of its own, bare maps are drawn.
         """
         shown = self if images is None else self.with_images(images, self.classes)
         names = [str(number) for number in range(len(self))] if names is None else list(names)
@@ -293,7 +296,8 @@ class Attribution:
     def save_maps(self, folder: str | Path, names: Sequence[str] | None = None) -> Path:
         """Store the maps in float16, as `verify(maps=folder)` reads them (docs/maps.md); returns the file.
 
-        names: the key of each image; "0", "1", ... by default
+        Args:
+            names: The key of each image; "0", "1", ... by default.
         """
         names = [str(number) for number in range(len(self))] if names is None else list(names)
         if len(names) != len(self):

@@ -18,11 +18,12 @@ from steadygaze.target import NOUNS
 class Attributions(dict[str, Attribution]):
     """Attributions of the same images by several methods: a dict by name that a notebook shows as a grid.
 
-    >>> import steadygaze as sg, torch
-    >>> loaded = sg.load_model("embedded")
-    >>> both = sg.explain(loaded, torch.zeros(2, 3, 32, 32), target=0, method=["gae", "cat"])
-    >>> list(both), both["gae"].scores.shape
-    (['gae', 'cat'], torch.Size([2, 8, 8]))
+    Examples:
+        >>> import steadygaze as sg, torch
+        >>> loaded = sg.load_model("embedded")
+        >>> both = sg.explain(loaded, torch.zeros(2, 3, 32, 32), target=0, method=["gae", "cat"])
+        >>> list(both), both["gae"].scores.shape
+        (['gae', 'cat'], torch.Size([2, 8, 8]))
     """
 
     def with_images(self, images: Any, classes: Sequence[str] | None = None) -> Attributions:
@@ -80,10 +81,11 @@ def comparison_grid(
 ) -> Image.Image:
     """Compare methods: one row per image (and target), the image first and then one column per method.
 
-    images: as for `overlay`, one for each map
-    classes: class names for the titles of the rows; by default those of the attributions
-    notes: small print beside the title of a row, such as a file name
-    signed: as for `overlay`          cell: width of a column in pixels
+    Args:
+        images: As for `overlay`, one for each map.
+        classes: Class names for the titles of the rows; by default those of the attributions.
+        notes: Small print beside the title of a row, such as a file name.
+        signed: As for `overlay`          cell: width of a column in pixels.
     """
     if not attributions:
         raise InputError("expected at least one attribution to draw, got none")

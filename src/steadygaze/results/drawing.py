@@ -51,7 +51,8 @@ def ramp(anchors: tuple[str, ...]) -> Float[np.ndarray, "256 3"]:
 def to_pil_image(image: Any) -> Image.Image:
     """An RGB image of unchanged size.
 
-    image: PIL, a uint8 array (H, W, 3) or (H, W), or a float tensor or array (3, H, W) in [0, 1]
+    Args:
+        image: PIL, a uint8 array (H, W, 3) or (H, W), or a float tensor or array (3, H, W) in [0, 1].
     """
     if isinstance(image, Image.Image):
         return image.convert("RGB")
@@ -148,8 +149,10 @@ def tile(
 ) -> Image.Image:
     """A grid with a heading over each column and a title above each row; cells are `cell` pixels wide.
 
-    legend: "", "positive" or "signed": a labeled color bar; a narrow grid has a shorter bar and fewer words
-    noun: what the evidence is for
+    Args:
+        legend: "", "positive" or "signed": a labeled color bar; a narrow grid has a shorter bar and fewer
+            words.
+        noun: What the evidence is for.
     """
     if not rows or any(len(row.images) != len(headings) for row in rows):
         raise InputError(

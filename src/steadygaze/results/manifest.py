@@ -42,10 +42,12 @@ def write_manifest(
 ) -> Path:
     """Write manifest.json into `folder` and return its path.
 
-    name: of the file
-    methods: the explained quantity by method name
-    images: one `image_entry` for each image
-    before, after: further entries, ahead of `methods` and behind `images`
+    Args:
+        name: Of the file.
+        methods: The explained quantity by method name.
+        images: One `image_entry` for each image.
+        before: Further entries, ahead of `methods` and behind `images`.
+        after: See `before`.
     """
     content = {
         **(before or {}),
@@ -100,12 +102,13 @@ def image_entry(
 ) -> dict[str, Any]:
     """The manifest's entry of one image.
 
-    target: the explained class (label, value), or several; None for a callable target
-    overlays: names of the overlay files by method
-
     A prediction is {"class": index, "name", "probability"}, or {"label": index, "name", "probability"}, or
     {"output": index, "name", "value"}. The three most probable classes or labels are listed, and every label
     above 0.5; of values all.
+
+    Args:
+        target: The explained class (label, value), or several; None for a callable target.
+        overlays: Names of the overlay files by method.
     """
     numbers = predictions(outputs, logits.detach().cpu().double())
     key = "output" if outputs in ("values", "features") else NOUNS[outputs]

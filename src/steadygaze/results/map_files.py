@@ -36,8 +36,9 @@ SUFFIX = ".safetensors"
 class MapName:
     """The maps of one method: `NAME` or `NAME@SCORE` as the name of a tensor.
 
-    >>> MapName.parse("saliency"), MapName.parse("gae@logit").score
-    (MapName(method='saliency', score='given'), 'logit')
+    Examples:
+        >>> MapName.parse("saliency"), MapName.parse("gae@logit").score
+        (MapName(method='saliency', score='given'), 'logit')
     """
 
     method: str
@@ -90,9 +91,11 @@ POSITIONS = TypeAdapter(dict[str, list[int]])
 class MapFile:
     """What one file holds, without the maps themselves.
 
-    names: the methods; scaled: those whose values are multiplied by a factor for each map
-    targets: the explained class of each image; None if the file does not state it
-    broken: positions of maps that were not finite, by name
+    Attributes:
+        names: The methods.
+        scaled: Those whose values are multiplied by a factor for each map.
+        targets: The explained class of each image; None if the file does not state it.
+        broken: Positions of maps that were not finite, by name.
     """
 
     path: Path
@@ -385,7 +388,8 @@ MapSource = MapFolder | MapArrays
 class MapWriter:
     """Writes maps in float16 into a folder, which is made if there is none.
 
-    about: further metadata of every file, as texts
+    Attributes:
+        about: Further metadata of every file, as texts.
     """
 
     def __init__(self, folder: str | Path, about: Mapping[str, str] | None = None) -> None:
@@ -400,9 +404,10 @@ class MapWriter:
     ) -> Path:
         """Write one file; returns its path.
 
-        images: the key of each of the N images
-        targets: the class that each map explains
-        broken: positions of maps that are not finite; their values count as zero
+        Args:
+            images: The key of each of the N images.
+            targets: The class that each map explains.
+            broken: Positions of maps that are not finite; their values count as zero.
         """
         from safetensors.torch import save
 
@@ -448,7 +453,8 @@ class StoredMethod:
     ) -> tuple[Float[Tensor, "b gh gw"], list[int]]:
         """The maps of these images on the patch grid, and positions of broken ones, which are zero.
 
-        size: height and width of the images as the model takes them
+        Args:
+            size: Height and width of the images as the model takes them.
         """
         maps, broken = [], []
         for position, (image, explained) in enumerate(zip(images, target, strict=True)):

@@ -92,10 +92,11 @@ def attention_measures(
     """Entropy, overfocus, concentration, distance, head and token diversity of every layer, in one forward
     pass.
 
-    >>> import steadygaze as sg
-    >>> model = sg.load_model("embedded").model
-    >>> attention_measures(model, torch.randn(2, 3, 32, 32)).entropy.shape
-    torch.Size([2, 6, 4])
+    Examples:
+        >>> import steadygaze as sg
+        >>> model = sg.load_model("embedded").model
+        >>> attention_measures(model, torch.randn(2, 3, 32, 32)).entropy.shape
+        torch.Size([2, 6, 4])
     """
     vit = adapt(model)
     far = distances(vit, images)
@@ -125,10 +126,11 @@ def attention_stability(
     """Cosine between the attention of the clean and of the corrupted image, by layer and head; 1:
     unchanged.
 
-    >>> import steadygaze as sg
-    >>> model, images = sg.load_model("embedded").model, torch.randn(2, 3, 32, 32)
-    >>> attention_stability(model, images, images + 0.1 * torch.randn_like(images)).shape
-    torch.Size([2, 6, 4])
+    Examples:
+        >>> import steadygaze as sg
+        >>> model, images = sg.load_model("embedded").model, torch.randn(2, 3, 32, 32)
+        >>> attention_stability(model, images, images + 0.1 * torch.randn_like(images)).shape
+        torch.Size([2, 6, 4])
     """
     if clean.shape != corrupted.shape:
         shapes = f"{tuple(clean.shape)} and {tuple(corrupted.shape)}"
@@ -144,8 +146,9 @@ def attention_stability(
 def entropy(a: Map) -> Float[Tensor, "b heads"]:
     """Mean entropy of the rows, in nats.
 
-    >>> entropy(torch.full((1, 1, 4, 4), 0.25)).item() == torch.tensor(4.0).log().item()
-    True
+    Examples:
+        >>> entropy(torch.full((1, 1, 4, 4), 0.25)).item() == torch.tensor(4.0).log().item()
+        True
     """
     a = _wide(a)
     return -torch.special.xlogy(a, a).sum(-1).mean(-1)
@@ -185,8 +188,9 @@ def diversity(a: Map) -> Float[Tensor, " b"]:
 def token_diversity(a: Map) -> Float[Tensor, "b heads"]:
     """Mean cosine between the attention of two tokens (rows); lower is more diverse, 1: all attend alike.
 
-    >>> token_diversity(torch.full((1, 1, 4, 4), 0.25)).item()
-    1.0
+    Examples:
+        >>> token_diversity(torch.full((1, 1, 4, 4), 0.25)).item()
+        1.0
     """
     rows = nn.functional.normalize(_wide(a), dim=-1)
     n = a.shape[-1]
@@ -248,9 +252,10 @@ def attention_figure(
     Row i, column j is how much token i takes from token j: an overfocused head shows bright vertical lines.
     Clean and corrupted share each column's color scale. images: shown next to the maps, one for each row.
 
-    >>> import steadygaze as sg
-    >>> attention_figure(sg.load_model("embedded").model, torch.randn(1, 3, 32, 32), cell=64).mode
-    'RGB'
+    Examples:
+        >>> import steadygaze as sg
+        >>> attention_figure(sg.load_model("embedded").model, torch.randn(1, 3, 32, 32), cell=64).mode
+        'RGB'
     """
     from steadygaze.results.drawing import Row, paint, robust_scale, tile, to_pil_image
 

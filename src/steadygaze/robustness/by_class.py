@@ -59,8 +59,9 @@ def wilson(right: int, count: int) -> Accuracy:
 
     scipy.stats.binomtest gives the same interval, but takes a millisecond, and a run has thousands.
 
-    >>> round(wilson(8, 10).low, 4), round(wilson(8, 10).high, 4)
-    (0.4902, 0.9433)
+    Examples:
+        >>> round(wilson(8, 10).low, 4), round(wilson(8, 10).high, 4)
+        (0.4902, 0.9433)
     """
     if not 0 <= right <= count or count < 1:
         raise InputError(f"expected 0 <= right <= count and at least one image, got {right} of {count}")
@@ -122,8 +123,9 @@ def turned(
 ) -> dict[str, list[str]]:
     """Return the first images that turned "wrong" (lost) and "right" (gained), in the order of `names`.
 
-    >>> turned(["a", "b", "c"], [True, False, True], [False, True, True])
-    {'wrong': ['a'], 'right': ['b']}
+    Examples:
+        >>> turned(["a", "b", "c"], [True, False, True], [False, True, True])
+        {'wrong': ['a'], 'right': ['b']}
     """
     a, b = _pair(before, after)
     if len(names) != len(a):
@@ -135,8 +137,9 @@ def turned(
 def mcnemar(before: Any, after: Any) -> float:
     """Return the exact two-sided p-value that gains and losses are equally likely; 1.0 if nothing changed.
 
-    >>> mcnemar([False] * 6, [True] * 6)  # six images gained, none lost
-    0.03125
+    Examples:
+        >>> mcnemar([False] * 6, [True] * 6)  # six images gained, none lost
+        0.03125
     """
     a, b = _pair(before, after)
     gained, lost = int((~a & b).sum()), int((a & ~b).sum())
@@ -152,8 +155,9 @@ def paired_difference(
 ) -> tuple[float, float, float]:
     """Return the mean of after − before with the 95 % interval of a paired bootstrap: (value, low, high).
 
-    >>> [round(float(x), 2) for x in paired_difference([0.0, 0.0, 1.0, 1.0], [1.0, 0.0, 1.0, 1.0])]
-    [0.25, 0.0, 0.75]
+    Examples:
+        >>> [round(float(x), 2) for x in paired_difference([0.0, 0.0, 1.0, 1.0], [1.0, 0.0, 1.0, 1.0])]
+        [0.25, 0.0, 0.75]
     """
     a, b = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1 or not len(a) or not np.isfinite(a + b).all():
@@ -179,8 +183,9 @@ class Spread:
 def over_seeds(values: Sequence[float] | Float[np.ndarray, " n"]) -> Spread:
     """Summarize one measure over several seeds.
 
-    >>> over_seeds([1.0, 2.0, 3.0])
-    Spread(mean=2.0, deviation=1.0, low=1.0, high=3.0, seeds=3)
+    Examples:
+        >>> over_seeds([1.0, 2.0, 3.0])
+        Spread(mean=2.0, deviation=1.0, low=1.0, high=3.0, seeds=3)
     """
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 1 or not len(x) or not np.isfinite(x).all():

@@ -74,8 +74,9 @@ def reliability(logits: Float[Tensor, "b classes"], right: Tensor, *, bins: int 
 def reliability_of(sure: Float[Tensor, " b"], right: Tensor, *, bins: int = BINS) -> Calibration:
     """Measure the calibration of confidences in 0..1, from whether each prediction was correct.
 
-    >>> round(reliability_of(torch.tensor([0.9, 0.9]), torch.tensor([True, False])).ece, 3)
-    0.4
+    Examples:
+        >>> round(reliability_of(torch.tensor([0.9, 0.9]), torch.tensor([True, False])).ece, 3)
+        0.4
     """
     if bins < 1:
         raise InputError(f"bins: expected 1 or more, got {bins!r}")

@@ -24,8 +24,9 @@ from steadygaze.errors import InputError
 def group_decisions(logits: Float[Tensor, "b classes"], groups: Sequence[Sequence[int]]) -> Int[Tensor, " b"]:
     """The group of classes with the highest mean probability; of equal ones the first.
 
-    >>> group_decisions(torch.tensor([[2.0, 1.5, 1.6]]), [[0, 1], [2]]).tolist()
-    [0]
+    Examples:
+        >>> group_decisions(torch.tensor([[2.0, 1.5, 1.6]]), [[0, 1], [2]]).tolist()
+        [0]
     """
     highest = max((c for group in groups for c in group), default=-1)
     if not groups or not all(groups) or highest >= logits.shape[1]:
@@ -42,8 +43,9 @@ def shape_bias(
 ) -> float:
     """The share of shape decisions among those for one of the two cues, 0 to 1; NaN if there is none.
 
-    >>> shape_bias(np.array([0, 1, 2, 0]), np.array([0, 0, 0, 0]), np.array([1, 1, 1, 1]))
-    0.6666666666666666
+    Examples:
+        >>> shape_bias(np.array([0, 1, 2, 0]), np.array([0, 0, 0, 0]), np.array([1, 1, 1, 1]))
+        0.6666666666666666
     """
     by_shape, by_texture = int((decision == shape).sum()), int((decision == texture).sum())
     decided = by_shape + by_texture

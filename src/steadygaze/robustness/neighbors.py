@@ -27,9 +27,10 @@ def features(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float[
     """The input of the final linear layer of any classifier. Two heads whose mean is the prediction
     (distilled DeiT): the inputs of both, concatenated.
 
-    >>> import steadygaze as sg
-    >>> features(sg.load_model("embedded").model, torch.randn(2, 3, 32, 32)).shape
-    torch.Size([2, 128])
+    Examples:
+        >>> import steadygaze as sg
+        >>> features(sg.load_model("embedded").model, torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 128])
     """
     module = model.model if isinstance(model, ViT) else model
     seen: list[tuple[Tensor, Tensor]] = []
@@ -69,9 +70,10 @@ def knn_predict(
 ) -> Int[Tensor, " q"]:
     """The class of each test image, (Q,), by vote of its k nearest training images.
 
-    >>> train, labels = torch.eye(2), torch.tensor([7, 9])
-    >>> knn_predict(train, labels, torch.tensor([[0.9, 0.1]]), k=1)
-    tensor([7])
+    Examples:
+        >>> train, labels = torch.eye(2), torch.tensor([7, 9])
+        >>> knn_predict(train, labels, torch.tensor([[0.9, 0.1]]), k=1)
+        tensor([7])
     """
     return _votes(_nearest(train, labels, test, k, metric), labels, k)
 
@@ -87,10 +89,11 @@ def knn_accuracy(
 ) -> dict[tuple[str, int], float]:
     """Accuracy of every metric and k, {(metric, k): 0..1}; the neighbors are found once for all k.
 
-    >>> train, labels = torch.eye(2), torch.tensor([7, 9])
-    >>> test, correct = torch.tensor([[0.9, 0.1]]), torch.tensor([7])
-    >>> knn_accuracy(train, labels, test, correct, ks=(1,), metrics=("cosine",))
-    {('cosine', 1): 1.0}
+    Examples:
+        >>> train, labels = torch.eye(2), torch.tensor([7, 9])
+        >>> test, correct = torch.tensor([[0.9, 0.1]]), torch.tensor([7])
+        >>> knn_accuracy(train, labels, test, correct, ks=(1,), metrics=("cosine",))
+        {('cosine', 1): 1.0}
     """
     _check_labels("test", test, test_labels)
     out = {}

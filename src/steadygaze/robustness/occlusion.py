@@ -57,11 +57,13 @@ def center_square(
 ) -> Float[Tensor, "b c h w"]:
     """A copy of the normalized images with the middle `share` of each side covered.
 
-    fill: "zero" sets the normalized values to zero, the mean color; "black" sets the pixels to zero,
-        −mean/std.
+    Args:
+        fill: "zero" sets the normalized values to zero, the mean color; "black" sets the pixels to zero,
+            −mean/std.
 
-    >>> (center_square(torch.ones(1, 3, 8, 8)) == 0).sum().item()  # 4 x 4 pixels of 3 channels
-    48
+    Examples:
+        >>> (center_square(torch.ones(1, 3, 8, 8)) == 0).sum().item()  # 4 x 4 pixels of 3 channels
+        48
     """
     if not 0 <= share <= 1:
         raise InputError(f"share: expected a share of the side from 0 to 1, got {share}")
@@ -91,11 +93,13 @@ def random_drop(
     """The curve while random patches are dropped. One generator for the batch, or one for each image, so that
     an image's draw does not depend on its neighbors.
 
-    >>> import steadygaze as sg
-    >>> model, images = sg.load_model("embedded").model, torch.randn(1, 3, 32, 32)
-    >>> curve = random_drop(model, images, torch.tensor([3]), generator=torch.Generator(), shares=(0.0, 0.5))
-    >>> curve.right.shape
-    torch.Size([1, 2])
+    Examples:
+        >>> import steadygaze as sg
+        >>> model, images = sg.load_model("embedded").model, torch.randn(1, 3, 32, 32)
+        >>> draws = {"generator": torch.Generator(), "shares": (0.0, 0.5)}
+        >>> curve = random_drop(model, images, torch.tensor([3]), **draws)
+        >>> curve.right.shape
+        torch.Size([1, 2])
     """
 
     def order(patches: int) -> Tensor:
@@ -122,11 +126,12 @@ def salient_drop(
 ) -> Curve:
     """The curve while patches are dropped, the highest of `scores` first (an `Attribution.scores`).
 
-    >>> import steadygaze as sg
-    >>> loaded, images = sg.load_model("embedded"), torch.randn(1, 3, 32, 32)
-    >>> scores = sg.explain(loaded, images, target=3).scores
-    >>> salient_drop(loaded.model, images, torch.tensor([3]), scores, shares=(0.0, 0.5)).right.shape
-    torch.Size([1, 2])
+    Examples:
+        >>> import steadygaze as sg
+        >>> loaded, images = sg.load_model("embedded"), torch.randn(1, 3, 32, 32)
+        >>> scores = sg.explain(loaded, images, target=3).scores
+        >>> salient_drop(loaded.model, images, torch.tensor([3]), scores, shares=(0.0, 0.5)).right.shape
+        torch.Size([1, 2])
     """
 
     def order(patches: int) -> Tensor:

@@ -83,9 +83,10 @@ def mean_corruption_error(errors: Errors, *, baseline: Errors | None = None) -> 
     Over the 15 common corruptions, whatever else `errors` holds; with a `baseline` of the same form, over all
     it holds.
 
-    >>> errors = {name: [0.5] * 5 for name in COMMON}  # at severities 1 to 5
-    >>> round(mean_corruption_error(errors), 1)
-    64.7
+    Examples:
+        >>> errors = {name: [0.5] * 5 for name in COMMON}  # at severities 1 to 5
+        >>> round(mean_corruption_error(errors), 1)
+        64.7
     """
     names = _names(baseline)
     ours, theirs = _checked(errors, names), _checked(ALEXNET if baseline is None else baseline, names)
@@ -97,8 +98,9 @@ def relative_mean_corruption_error(
 ) -> float:
     """Relative mCE in percent: how much the error grows from `clean` (0..1), against AlexNet's growth.
 
-    >>> round(relative_mean_corruption_error({name: [0.5] * 5 for name in COMMON}, clean=0.3), 1)
-    65.1
+    Examples:
+        >>> round(relative_mean_corruption_error({name: [0.5] * 5 for name in COMMON}, clean=0.3), 1)
+        65.1
     """
     if (baseline is None) != (baseline_clean is None):
         raise InputError("expected baseline and baseline_clean together, got one of them")
@@ -113,8 +115,9 @@ def relative_mean_corruption_error(
 def mean_error(errors: Errors, *, extra: bool = False) -> float:
     """Mean top-1 error in 0..1 over severities and the 15 common corruptions, or, `extra`, over all 19.
 
-    >>> round(mean_error({name: [0.1, 0.2, 0.3, 0.4, 0.5] for name in COMMON}), 2)
-    0.3
+    Examples:
+        >>> round(mean_error({name: [0.1, 0.2, 0.3, 0.4, 0.5] for name in COMMON}), 2)
+        0.3
     """
     names = CORRUPTIONS if extra else COMMON
     return float(np.mean([values.mean() for values in _checked(errors, names).values()]))
@@ -137,8 +140,9 @@ class CorruptionScores:
 def corruption_scores(errors: Errors, clean: float) -> CorruptionScores:
     """mCE, relative mCE and mean errors from errors on 15 or 19 corruptions.
 
-    >>> round(corruption_scores({name: [0.5] * 5 for name in COMMON}, clean=0.3).mce, 1)
-    64.7
+    Examples:
+        >>> round(corruption_scores({name: [0.5] * 5 for name in COMMON}, clean=0.3).mce, 1)
+        64.7
     """
     extra = any(name not in COMMON for name in errors)
     names = CORRUPTIONS if extra else COMMON
@@ -171,8 +175,9 @@ def flip_probability(predictions: np.ndarray, name: str, *, difficulty: int = 1)
     """Share of compared frames, 0..1, whose predicted class differs; predictions: integers (sequences,
     frames).
 
-    >>> round(flip_probability(np.array([[1, 1, 2, 2]]), "translate"), 3)
-    0.333
+    Examples:
+        >>> round(flip_probability(np.array([[1, 1, 2, 2]]), "translate"), 3)
+        0.333
     """
     predictions = np.asarray(predictions)
     if predictions.ndim != 2 or not np.issubdtype(predictions.dtype, np.integer) or not len(predictions):
@@ -190,8 +195,9 @@ def top5_distance(logits: np.ndarray, name: str, *, difficulty: int = 1) -> floa
     tau, d = sum_{i=1..5} #{j : 1 <= j - 1 <= 5, min(i, sigma_i) < j <= max(i, sigma_i)}: each of the first
     five counts the places it moved, as far as place 6.
 
-    >>> top5_distance(np.tile(np.arange(10.0), (1, 3, 1)), "translate")  # three equal frames
-    0.0
+    Examples:
+        >>> top5_distance(np.tile(np.arange(10.0), (1, 3, 1)), "translate")  # three equal frames
+        0.0
     """
     logits = np.asarray(logits)
     if logits.ndim != 3 or logits.shape[2] < 6 or not len(logits):
@@ -216,8 +222,9 @@ def _mean_ratio(values: Mapping[str, float], baseline: Mapping[str, float]) -> f
 def mean_flip_rate(flips: Mapping[str, float], *, baseline: Mapping[str, float] = ALEXNET_FLIPS) -> float:
     """mFR in percent of AlexNet's, from {perturbation: flip probability in 0..1} for all ten.
 
-    >>> round(mean_flip_rate(dict.fromkeys(ALEXNET_FLIPS, 0.1)), 1)
-    99.1
+    Examples:
+        >>> round(mean_flip_rate(dict.fromkeys(ALEXNET_FLIPS, 0.1)), 1)
+        99.1
     """
     for name, value in flips.items():
         if not 0 <= value <= 1:
@@ -231,8 +238,9 @@ def mean_top5_distance(
     """mT5D in percent of a baseline's top-5 distances. AlexNet's are not included: without a baseline this
     is the plain mean over the ten perturbations (uT5D in the paper: not standardized).
 
-    >>> round(mean_top5_distance(dict.fromkeys(ALEXNET_FLIPS, 2.0)), 1)
-    2.0
+    Examples:
+        >>> round(mean_top5_distance(dict.fromkeys(ALEXNET_FLIPS, 2.0)), 1)
+        2.0
     """
     if baseline is None:
         return _mean_ratio(distances, dict.fromkeys(PERTURBATIONS, 1.0)) / 100

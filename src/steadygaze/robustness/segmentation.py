@@ -79,10 +79,11 @@ def label_map(model: nn.Module, images: Float[Tensor, "b 3 h w"]) -> Int[Tensor,
 
     An image with scores that are not finite has no prediction: -1 everywhere.
 
-    >>> import steadygaze as sg
-    >>> model = sg.modules.segmenter(sg.load_model("embedded").model, classes=2)
-    >>> label_map(model, torch.randn(1, 3, 32, 32)).shape
-    torch.Size([1, 32, 32])
+    Examples:
+        >>> import steadygaze as sg
+        >>> model = sg.modules.segmenter(sg.load_model("embedded").model, classes=2)
+        >>> label_map(model, torch.randn(1, 3, 32, 32)).shape
+        torch.Size([1, 32, 32])
     """
     with torch.no_grad(), evaluation_mode(model):
         scores = scores_of(model(images))
@@ -103,8 +104,9 @@ def mean_miou(found: Mapping[str, Mapping[int, Any]], protocol: Protocol = "all"
     """Mean of the mIoU over corruptions; found: mIoU (a number, or an array of resampled ones) by corruption
     and severity.
 
-    >>> mean_miou({"fog": {1: 0.75, 5: 0.25}, "shot_noise": {1: 0.5, 5: 0.0}}, "cityscapes-c")
-    0.5
+    Examples:
+        >>> mean_miou({"fog": {1: 0.75, 5: 0.25}, "shot_noise": {1: 0.5, 5: 0.0}}, "cityscapes-c")
+        0.5
     """
     if protocol not in PROTOCOLS:
         raise UnknownNameError("protocol", str(protocol), PROTOCOLS)
@@ -129,7 +131,8 @@ def retention(corrupted: Any, clean: Any) -> Any:
     """Share of the clean mIoU that is left under corruption, corrupted / clean; higher is better, 1 if
     nothing is lost.
 
-    >>> retention(0.375, 0.5)
-    0.75
+    Examples:
+        >>> retention(0.375, 0.5)
+        0.75
     """
     return corrupted / clean

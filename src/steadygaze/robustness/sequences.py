@@ -139,15 +139,17 @@ def sequence(
 ) -> np.ndarray:
     """Frames, uint8 (T, size, size, 3), of one image, uint8 (H, W, 3).
 
-    name: one of PERTURBATIONS. The image is changed as a whole and then cut to its middle `size` pixels
-    (None: 224, or the shorter side where that is less), so give it with a margin: the published sequences
-    come from a shorter side of 256.
-    difficulty: 1, 2 or 3, the strength of the noise; the other kinds have the same frames at any difficulty,
-    and `scores` then compares frames that lie that far apart.
-    settings: "imagenet" or "cifar"; None chooses "cifar" where the frame is at most 64 pixels.
+    Args:
+        name: One of PERTURBATIONS. The image is changed as a whole and then cut to its middle `size` pixels
+            (None: 224, or the shorter side where that is less), so give it with a margin: the published
+            sequences come from a shorter side of 256.
+        difficulty: 1, 2 or 3, the strength of the noise; the other kinds have the same frames at any
+            difficulty, and `scores` then compares frames that lie that far apart.
+        settings: "imagenet" or "cifar"; None chooses "cifar" where the frame is at most 64 pixels.
 
-    >>> sequence(np.zeros((40, 40, 3), np.uint8), "translate", seed=0, size=32).shape
-    (16, 32, 32, 3)
+    Examples:
+        >>> sequence(np.zeros((40, 40, 3), np.uint8), "translate", seed=0, size=32).shape
+        (16, 32, 32, 3)
     """
     check_image(image, batch=False)
     if name not in PERTURBATIONS:

@@ -51,10 +51,11 @@ def shift_scores(
 ) -> dict[str, Bool[Tensor, " b"]]:
     """Return whether each image is classified correctly, by protocol: "top1 of 1000", "top5 of 200", ...
 
-    >>> from pathlib import Path
-    >>> shift = Shift("mine", [Shifted("a.jpg", Path("a.jpg"), label=2, right=(2, 3))])
-    >>> shift_scores(torch.eye(1000)[[3]], shift.items, shift)
-    {'top1 of 1000': tensor([True]), 'top5 of 1000': tensor([True])}
+    Examples:
+        >>> from pathlib import Path
+        >>> shift = Shift("mine", [Shifted("a.jpg", Path("a.jpg"), label=2, right=(2, 3))])
+        >>> shift_scores(torch.eye(1000)[[3]], shift.items, shift)
+        {'top1 of 1000': tensor([True]), 'top5 of 1000': tensor([True])}
     """
     right = [item.right for item in items]
     protocols = [None] if shift.classes is None else [None, shift.classes]

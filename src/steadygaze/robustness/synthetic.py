@@ -110,15 +110,17 @@ def vary(
     """One image for each value of the factor, all of one object on one background, which is drawn by (seed,
     index, factor).
 
-    values: centers (x, y), degrees or areas instead of those of the table. index: the image's place in its
-        data set.
+    Args:
+        values: Centers (x, y), degrees or areas instead of those of the table.
+        index: The image's place in its data set.
 
-    >>> image, mask = np.full((8, 8, 3), 200, np.uint8), np.zeros((8, 8), np.uint8)
-    >>> mask[2:6, 2:6] = 255
-    >>> background = np.zeros((32, 32, 3), np.uint8)
-    >>> made = vary(image, mask, [background], "size", seed=0, values=[0.1, 0.5], side=32)
-    >>> [one.pixels.shape for one in made]
-    [(32, 32, 3), (32, 32, 3)]
+    Examples:
+        >>> image, mask = np.full((8, 8, 3), 200, np.uint8), np.zeros((8, 8), np.uint8)
+        >>> mask[2:6, 2:6] = 255
+        >>> background = np.zeros((32, 32, 3), np.uint8)
+        >>> made = vary(image, mask, [background], "size", seed=0, values=[0.1, 0.5], side=32)
+        >>> [one.pixels.shape for one in made]
+        [(32, 32, 3), (32, 32, 3)]
     """
     if factor not in FACTORS:
         raise UnknownNameError("factor", str(factor), FACTORS)
@@ -143,10 +145,11 @@ def swap_background(image: Pixels, mask: np.ndarray, background: Pixels) -> Pixe
     """The object on another background, in its original position; the background is cropped to the image's
     shape and resized.
 
-    >>> image, mask = np.full((8, 8, 3), 200, np.uint8), np.zeros((8, 8), np.uint8)
-    >>> mask[2:6, 2:6] = 255
-    >>> swap_background(image, mask, np.zeros((16, 16, 3), np.uint8))[0, 0].tolist()
-    [0, 0, 0]
+    Examples:
+        >>> image, mask = np.full((8, 8, 3), 200, np.uint8), np.zeros((8, 8), np.uint8)
+        >>> mask[2:6, 2:6] = 255
+        >>> swap_background(image, mask, np.zeros((16, 16, 3), np.uint8))[0, 0].tolist()
+        [0, 0, 0]
     """
     height, width = _checked(image).shape[:2]
     return _blend(image, _alpha(image, mask), _fitted(background, height, width))
@@ -155,10 +158,11 @@ def swap_background(image: Pixels, mask: np.ndarray, background: Pixels) -> Pixe
 def remove_background(image: Pixels, mask: np.ndarray, *, color: Sequence[int] = (128, 128, 128)) -> Pixels:
     """The object on a plain color, in its original position.
 
-    >>> image, mask = np.full((8, 8, 3), 200, np.uint8), np.zeros((8, 8), np.uint8)
-    >>> mask[2:6, 2:6] = 255
-    >>> remove_background(image, mask)[0, 0].tolist()
-    [128, 128, 128]
+    Examples:
+        >>> image, mask = np.full((8, 8, 3), 200, np.uint8), np.zeros((8, 8), np.uint8)
+        >>> mask[2:6, 2:6] = 255
+        >>> remove_background(image, mask)[0, 0].tolist()
+        [128, 128, 128]
     """
     if len(color) != 3 or any(not 0 <= c <= 255 for c in color):
         raise InputError(f"color: expected three numbers of 0..255, got {list(color)}")

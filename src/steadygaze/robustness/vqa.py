@@ -35,8 +35,9 @@ CONTRACTIONS = {word.replace("'", ""): word for word in CONTRACTED.split()}
 def normalize_answer(answer: str) -> str:
     """An answer as it is compared with others.
 
-    >>> normalize_answer("The two dogs!")
-    '2 dogs'
+    Examples:
+        >>> normalize_answer("The two dogs!")
+        '2 dogs'
     """
     text = " ".join(answer.split())
     in_number = COMMA_IN_NUMBER.search(text) is not None
@@ -51,8 +52,9 @@ def normalize_answer(answer: str) -> str:
 def vqa_accuracy(answer: str, answers: Sequence[str]) -> float:
     """How well an answer agrees with those of ten people, from 0 to 1.
 
-    >>> vqa_accuracy("red", ["red", "red", "dark red", *["blue"] * 7])
-    0.6
+    Examples:
+        >>> vqa_accuracy("red", ["red", "red", "dark red", *["blue"] * 7])
+        0.6
     """
     given = " ".join(answer.split())
     people = [" ".join(one.split()) for one in answers]

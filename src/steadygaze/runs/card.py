@@ -76,11 +76,12 @@ class Change:
 class SuiteResults:
     """The half of a suite that reads rows: its scores, tables and figures.
 
-    name: the suite's name in `suites=` and on the command line         title: heading in a report
-    quantities: the metrics and scores it knows by name
-    tiles: (setting label, metric name) -> words; numbers that stand large at the top of a report
-    compared: facts that must be equal in two runs that are compared
-    uneven_details: metrics whose details differ in length from image to image, and so are no curves
+    Attributes:
+        name: The suite's name in `suites=` and on the command line         title: heading in a report.
+        quantities: The metrics and scores it knows by name.
+        tiles: (setting label, metric name) -> words; numbers that stand large at the top of a report.
+        compared: Facts that must be equal in two runs that are compared.
+        uneven_details: Metrics whose details differ in length from image to image, and so are no curves.
     """
 
     name: ClassVar[str] = ""
@@ -114,8 +115,9 @@ class SuiteResults:
 class Card:
     """The numbers of one stress run.
 
-    rows: where its rows are, and possibly those of others            positions: which ones are its own
-    suites: every suite; each finds what it knows in the card
+    Attributes:
+        rows: Where its rows are, and possibly those of others            positions: which ones are its own.
+        suites: Every suite; each finds what it knows in the card.
     """
 
     def __init__(
@@ -436,8 +438,9 @@ class Card:
 class Details(NamedTuple):
     """The numbers behind the values of a metric.
 
-    ranks: the rank by name of each row's image       lengths: how many numbers each row has
-    numbers: of all rows, one after the other         images: the number of images
+    Attributes:
+        ranks: The rank by name of each row's image       lengths: how many numbers each row has.
+        numbers: Of all rows, one after the other         images: the number of images.
     """
 
     ranks: np.ndarray

@@ -47,8 +47,9 @@ BROKEN_LOGITS = "broken logits"  # NaN or infinite: the image does not count the
 class Measurement:
     """One metric of one setting for each image of a batch.
 
-    values: (B,)            details: (B, D), or B arrays of any length, behind the values
-    flags: index in the batch -> what is wrong with it; of broken ones the value is hidden
+    Attributes:
+        values: (B,)            details: (B, D), or B arrays of any length, behind the values.
+        flags: Index in the batch -> what is wrong with it; of broken ones the value is hidden.
     """
 
     setting: Setting
@@ -62,10 +63,12 @@ class Measurement:
 class Evaluator:
     """A model and how it is run.
 
-    preprocess: of the model; of images in memory their size, mean and std        classes: number of classes
-    batch_size: images in one forward pass                                        seed: random seed
-    task: what its outputs are; None: what the model itself states
-    tokenizer: of a model that answers questions
+    Attributes:
+        preprocess: Of the model; of images in memory their size, mean and std        classes: number of
+            classes.
+        batch_size: Images in one forward pass                                        seed: random seed.
+        task: What its outputs are; None: what the model itself states.
+        tokenizer: Of a model that answers questions.
     """
 
     def __init__(

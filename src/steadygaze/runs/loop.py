@@ -48,9 +48,10 @@ PREFETCHED = 4  # jobs that each worker process loads ahead
 class Inputs(Generic[T_co]):
     """What loading a job gives.
 
-    data: for the function that computes; None if no image of the job could be read
-    content: image -> content hash, for each image that was read
-    unreadable: image -> reason
+    Attributes:
+        data: For the function that computes; None if no image of the job could be read.
+        content: Image -> content hash, for each image that was read.
+        unreadable: Image -> reason.
     """
 
     data: T_co | None
@@ -79,8 +80,9 @@ def load_ahead(
 ) -> Iterator[tuple[Given, Made]]:
     """Every job with `load(job)`, in order.
 
-    jobs: an iterator is read a few jobs ahead, and not before worker processes have started
-    num_workers: threads or worker processes that load ahead; 0: each job is loaded when its turn comes
+    Args:
+        jobs: An iterator is read a few jobs ahead, and not before worker processes have started.
+        num_workers: Threads or worker processes that load ahead; 0: each job is loaded when its turn comes.
     """
     if isinstance(jobs, Sequence) and not jobs:
         return
@@ -181,13 +183,14 @@ NAMED = 5  # replaced images that a warning names
 class Job:
     """Images that are computed together. Plain data, so that it can be pickled.
 
-    images: names, as written to rows
-    keys: the rows that each of these images must have in the end
-    batch: its number decides which shard and process does the job (`World.owns`), so jobs of one batch stay
-        together
-    work: units of progress; 0 is the number of images
-    requires: jobs without rows of their own that come before the first unfinished job that requires them
-    payload: what the loader reads the images from
+    Attributes:
+        images: Names, as written to rows.
+        keys: The rows that each of these images must have in the end.
+        batch: Its number decides which shard and process does the job (`World.owns`), so jobs of one batch
+            stay together.
+        work: Units of progress; 0 is the number of images.
+        requires: Jobs without rows of their own that come before the first unfinished job that requires them.
+        payload: What the loader reads the images from.
     """
 
     images: tuple[str, ...]
@@ -213,8 +216,9 @@ Lacks = Callable[[Iterable[str], tuple[RowKey, ...]], bool]  # whether an image 
 class Portion:
     """Rows of a job that become known together, and are written at once.
 
-    work: units of progress; those that no portion of a job has are counted when the job is done
-    known: they were computed by an earlier run, so no time was spent on them now
+    Attributes:
+        work: Units of progress; those that no portion of a job has are counted when the job is done.
+        known: They were computed by an earlier run, so no time was spent on them now.
     """
 
     rows: Sequence[Row]
@@ -269,13 +273,17 @@ def _required(jobs: Iterable[Job]) -> list[Job]:
 class Run:
     """A run that is being computed: into a folder that can be resumed, or into memory if `out` is None.
 
-    settings: everything that defines the numbers; a folder that contains a run with other settings is refused
-    about: what does not change the numbers, such as the command
-    task, unit: reported to `on_progress`; total: units of all jobs of this process, None if unknown
-
         with Run(out, settings, about, task="verify", unit="images") as run:
             run.execute(jobs, loader, compute)
         rows = run.rows()
+
+    Attributes:
+        settings: Everything that defines the numbers; a folder that contains a run with other settings is
+            refused.
+        about: What does not change the numbers, such as the command.
+        task: Reported to `on_progress`.
+        unit: See `task`.
+        total: Units of all jobs of this process, None if unknown.
     """
 
     def __init__(
@@ -372,8 +380,9 @@ class Run:
     ) -> None:
         """Compute what is missing of this process's jobs.
 
-        jobs: a list, or an iterator that is read as the run proceeds, ahead of the model by a few jobs
-        num_workers: threads, or with `processes` worker processes, that load images ahead of the model
+        Args:
+            jobs: A list, or an iterator that is read as the run proceeds, ahead of the model by a few jobs.
+            num_workers: Threads, or with `processes` worker processes, that load images ahead of the model.
         """
         todo: Iterable[J]
         if isinstance(jobs, Sequence):

@@ -28,9 +28,11 @@ ZERO, BROKEN = "zero map", "broken map"
 class MethodMaps:
     """The maps of one method.
 
-    maps: (B, gh, gw), zero where a map is broken
-    flags: image index -> flag, where a map is zero or broken
-    unattributed, explained: (B,) as `evaluate` takes them
+    Attributes:
+        maps: (B, gh, gw), zero where a map is broken.
+        flags: Image index -> flag, where a map is zero or broken.
+        unattributed: (B,) as `evaluate` takes them.
+        explained: See `unattributed`.
     """
 
     maps: Tensor

@@ -69,9 +69,10 @@ class Column:
 class MapPart:
     """Methods whose maps are made together: they share passes, or are a single search.
 
-    numbers: of their maps in `Plan.maps`
-    score: what they explain; None is each method's own
-    stored: the maps are read, not computed
+    Attributes:
+        numbers: Of their maps in `Plan.maps`.
+        score: What they explain; None is each method's own.
+        stored: The maps are read, not computed.
     """
 
     numbers: tuple[int, ...]
@@ -85,8 +86,9 @@ class Plan:
     """Columns x metrics. `maps` are the columns that are computed, `source[i]` is the one that serves column
     i.
 
-    fill: what positive_perturbation and negative_perturbation fill pixels with
-    own_scores: every method explains its own default score, so that one call serves all
+    Attributes:
+        fill: What positive_perturbation and negative_perturbation fill pixels with.
+        own_scores: Every method explains its own default score, so that one call serves all.
     """
 
     columns: tuple[Column, ...]
@@ -131,7 +133,8 @@ class Plan:
     def parts(self, depth: int) -> list[MapPart]:
         """Methods whose maps are made together, in the order of `calls`; then the maps that are read.
 
-        depth: number of the model's blocks
+        Args:
+            depth: Number of the model's blocks.
         """
         numbers = {(m.name, score): number for number, (m, score) in enumerate(self.computed)}
         scores = {m.name: score for m, score in self.computed}
@@ -190,8 +193,9 @@ def make_plan(
 ) -> Plan:
     """Check every name, and that every method supports the model, before anything is computed.
 
-    maps: maps that are measured besides those of `methods`
-    random: also measure the chance level, unless it is among the methods
+    Args:
+        maps: Maps that are measured besides those of `methods`.
+        random: Also measure the chance level, unless it is among the methods.
     """
     chosen = choose(vit, methods) if methods or maps is None else []
     if start_layers is not None:

@@ -129,8 +129,9 @@ def quantity(metric: str) -> Quantity:
 class Section:
     """Everything that was measured for one model (identified by its weights) on one data set.
 
-    run: number of the first of its runs
-    variant: what distinguishes it from another section of the same model and data
+    Attributes:
+        run: Number of the first of its runs.
+        variant: What distinguishes it from another section of the same model and data.
     """
 
     def __init__(

@@ -42,12 +42,13 @@ TOO_LARGE = 2**63  # generators of torch take seeds of 64 bits
 class Option:
     """How an option is documented, and how the command line reads it.
 
-    help: for both, where `python` is empty; {NAME} stands for a text of `cli.options`
-    python: docstring of the Python argument, where it accepts more than the command
-    alias: the declaration in `cli.options` that the command takes instead, for options of many commands
-    command: False: only Python has it         required: the command needs it, the function may not
-    type: of the value on the command line
-    split: how the command's text becomes a list
+    Attributes:
+        help: For both, where `python` is empty; {NAME} stands for a text of `cli.options`.
+        python: Docstring of the Python argument, where it accepts more than the command.
+        alias: The declaration in `cli.options` that the command takes instead, for options of many commands.
+        command: False: only Python has it         required: the command needs it, the function may not.
+        type: Of the value on the command line.
+        split: How the command's text becomes a list.
     """
 
     help: str = ""
@@ -111,9 +112,10 @@ def documented(request: type[Request]) -> Callable[[Function], Function]:
 class Request:
     """What `verify` and `stress` are both given.
 
-    model_options: further arguments of `load_model`: class_names, image_size, mean, std, model_kwargs
-    words: texts or class names for a model that compares images with text
-    command: the command line, for the record
+    Attributes:
+        model_options: Further arguments of `load_model`: class_names, image_size, mean, std, model_kwargs.
+        words: Texts or class names for a model that compares images with text.
+        command: The command line, for the record.
     """
 
     model: Model = shared(
@@ -426,8 +428,9 @@ class VerifyRequest(Request):
 class StressRequest(Request):
     """What `stress` is given; data may be None if every suite has images of its own.
 
-    options: of the suites, by name, as the user gave them
-    map_method: attribution method of the maps that are stored with the run, for reports
+    Attributes:
+        options: Of the suites, by name, as the user gave them.
+        map_method: Attribution method of the maps that are stored with the run, for reports.
     """
 
     model: Model = option(

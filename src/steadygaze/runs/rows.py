@@ -88,9 +88,10 @@ class Columns:
     def of(cls, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> Columns:
         """Make the columns of (number of the run, line).
 
-        >>> rows = Columns.of([(0, {"metric": "top1", "image": "a", "value": 1, "detail": [3, 3]})])
-        >>> rows.text("metric").tolist(), rows.value.tolist(), rows.lengths.tolist()
-        (['top1'], [1.0], [2])
+        Examples:
+            >>> rows = Columns.of([(0, {"metric": "top1", "image": "a", "value": 1, "detail": [3, 3]})])
+            >>> rows.text("metric").tolist(), rows.value.tolist(), rows.lengths.tolist()
+            (['top1'], [1.0], [2])
         """
         return cls.of_tables((run, table_of([dict(row)])) for run, row in rows)
 
@@ -241,9 +242,10 @@ class Groups:
     def of(cls, codes: Sequence[np.ndarray]) -> Groups:
         """Group rows with the same codes, of one array or of several.
 
-        >>> groups = Groups.of([np.array([4, -1, 4])])
-        >>> groups.first.tolist(), groups.of_row.tolist()
-        ([0, 1], [0, 1, 0])
+        Examples:
+            >>> groups = Groups.of([np.array([4, -1, 4])])
+            >>> groups.first.tolist(), groups.of_row.tolist()
+            ([0, 1], [0, 1, 0])
         """
         frame = pd.DataFrame(dict(enumerate(codes)))
         of_row = frame.groupby(list(frame), sort=False).ngroup()
@@ -279,8 +281,9 @@ def key_of(row: Row) -> Key:
 def json_number(x: Any) -> float | int | None:
     """A number as short as its precision allows; None where it is not finite, whole numbers as integers.
 
-    >>> json_number(np.float32(0.1)), json_number(np.float32(2)), json_number(float("nan"))
-    (0.1, 2, None)
+    Examples:
+        >>> json_number(np.float32(0.1)), json_number(np.float32(2)), json_number(float("nan"))
+        (0.1, 2, None)
     """
     if not np.isfinite(x):
         return None
@@ -312,7 +315,8 @@ def read_run(folder: Path) -> dict[str, Any]:
 def read_line(path: Path, number: int, line: bytes, check: Callable[[Any], None]) -> Row:
     """One line of a row file; InputError with its number if it is none.
 
-    check: raises ValueError for a line that is none of this file
+    Args:
+        check: Raises ValueError for a line that is none of this file.
     """
     try:
         row = parse_json(line)
@@ -437,8 +441,9 @@ def _is_flat(column: pa.ChunkedArray) -> bool:
 class Rows:
     """The rows of one run or of several. Iterating gives dicts; tables and cards are made from `columns()`.
 
-    folders: of each run, the first if its shards were written into several
-    parts: all folders of each run
+    Attributes:
+        folders: Of each run, the first if its shards were written into several.
+        parts: All folders of each run.
     """
 
     def __init__(
@@ -605,7 +610,8 @@ class Rows:
     ) -> Path:
         """Write the rows as a Parquet file.
 
-        partition: method, setting or metric; `path` is then a folder with a file for each of its values
+        Args:
+            partition: Method, setting or metric; `path` is then a folder with a file for each of its values.
         """
         file = Path(path)
         if partition is None and file.suffix != ".parquet":

@@ -128,8 +128,9 @@ def store_map_samples(
 ) -> None:
     """Store the samples of a finished run of verify, unless the same ones are there.
 
-    columns: of the run; the leading ones are shown
-    batches: reads images again, by name, each as a batch of one
+    Args:
+        columns: Of the run; the leading ones are shown.
+        batches: Reads images again, by name, each as a batch of one.
     """
     sections = rows.table(repeats=1).sections
     if not sections:

@@ -98,15 +98,17 @@ Level = float | str | tuple[float, ...] | None
 class Setting:
     """One setting of a stress run.
 
-    suite: the suite that defines it
-    name: what is done, such as "fog"
-    level: how much of it, such as the severity 3; None where there is nothing to choose
-    source: the name of the image set, for suites with images of their own; empty for the data of the run
-    label: the value of "setting" in rows; default: name, or name/level
-    minor: one of a series that a score summarizes, such as one severity; short tables leave it out
+    Attributes:
+        suite: The suite that defines it.
+        name: What is done, such as "fog".
+        level: How much of it, such as the severity 3; None where there is nothing to choose.
+        source: The name of the image set, for suites with images of their own; empty for the data of the run.
+        label: The value of "setting" in rows; default: name, or name/level.
+        minor: One of a series that a score summarizes, such as one severity; short tables leave it out.
 
-    >>> Setting("corruptions", "fog", 3).label
-    'fog/3'
+    Examples:
+        >>> Setting("corruptions", "fog", 3).label
+        'fog/3'
     """
 
     suite: str
@@ -153,8 +155,9 @@ class Setting:
 def level_text(level: Level) -> str:
     """A level as labels write it.
 
-    >>> level_text(0.05), level_text((0.1, 0.9)), level_text("removed")
-    ('0.05', '0.1,0.9', 'removed')
+    Examples:
+        >>> level_text(0.05), level_text((0.1, 0.9)), level_text("removed")
+        ('0.05', '0.1,0.9', 'removed')
     """
     if isinstance(level, tuple):
         return ",".join(f"{value:g}" for value in level)
@@ -217,11 +220,13 @@ Views = UInt8[np.ndarray, "v h w 3"]
 class Condition:
     """One thing that is done to images, and the rows that come of it: every setting with every metric.
 
-    suite: the suite that makes the images and measures them
-    views: number of images made of one
-    unchanged: the model is shown the image as it is, so images in memory need no round trip through 8 bits
-    single: one image at a time, for views that differ in number
-    argument: anything else that the suite needs to know
+    Attributes:
+        suite: The suite that makes the images and measures them.
+        views: Number of images made of one.
+        unchanged: The model is shown the image as it is, so images in memory need no round trip through 8
+            bits.
+        single: One image at a time, for views that differ in number.
+        argument: Anything else that the suite needs to know.
     """
 
     suite: str
@@ -257,9 +262,10 @@ class SampleImage:
 class Score:
     """A number of the whole data set that follows from measurements.
 
-    samples: its value on the data set, then on every resampled data set, in the order of `Card.draws`
-    headline: whether the command line prints it on a line of its own
-    shares: of a share of images, the 0 or 1 of each: its interval is then Wilson's
+    Attributes:
+        samples: Its value on the data set, then on every resampled data set, in the order of `Card.draws`.
+        headline: Whether the command line prints it on a line of its own.
+        shares: Of a share of images, the 0 or 1 of each: its interval is then Wilson's.
     """
 
     setting: Setting
@@ -275,8 +281,9 @@ class Score:
 class Number:
     """A number of the card with its 95 % interval.
 
-    samples: its value, then that of every resampled data set
-    proportion: a share of images, whose interval is Wilson's; otherwise it is the bootstrap's
+    Attributes:
+        samples: Its value, then that of every resampled data set.
+        proportion: A share of images, whose interval is Wilson's; otherwise it is the bootstrap's.
     """
 
     setting: Setting

@@ -53,8 +53,9 @@ class Shard:
     def label(self) -> str:
         """In names of files; empty for a whole run.
 
-        >>> Shard(3, 16).label, Shard().label
-        ('00003of00016', '')
+        Examples:
+            >>> Shard(3, 16).label, Shard().label
+            ('00003of00016', '')
         """
         return f"{self.index:05d}of{self.count:05d}" if self else ""
 
@@ -76,10 +77,11 @@ WHOLE = Shard()
 def shard_of_file(path: Path) -> Shard:
     """The shard that wrote a file, by its name.
 
-    >>> shard_of_file(Path("rows-00003of00016-00000.jsonl"))
-    Shard(index=3, count=16)
-    >>> shard_of_file(Path("rows-00000.jsonl"))
-    Shard(index=0, count=1)
+    Examples:
+        >>> shard_of_file(Path("rows-00003of00016-00000.jsonl"))
+        Shard(index=3, count=16)
+        >>> shard_of_file(Path("rows-00000.jsonl"))
+        Shard(index=0, count=1)
     """
     match = _IN_NAME.search(path.name)
     return Shard(int(match[1]), int(match[2])) if match else WHOLE
@@ -88,8 +90,9 @@ def shard_of_file(path: Path) -> Shard:
 def parse_shard(given: Any) -> Shard:
     """From "I/N", (I, N) or a `Shard`; None is a whole run.
 
-    >>> parse_shard("2/8"), parse_shard((2, 8)) == parse_shard("2/8")
-    (Shard(index=2, count=8), True)
+    Examples:
+        >>> parse_shard("2/8"), parse_shard((2, 8)) == parse_shard("2/8")
+        (Shard(index=2, count=8), True)
     """
     if given is None:
         return WHOLE
@@ -139,7 +142,8 @@ LONGEST_WAIT = timedelta(days=30)  # a process may wait for a slower one at the 
 class World:
     """Which process this is, of how many, and how they wait for one another.
 
-    shard: the part of the run that these processes share
+    Attributes:
+        shard: The part of the run that these processes share.
     """
 
     rank: int = 0

@@ -97,8 +97,9 @@ class StressJob(Job):
 class Batch:
     """Images under one condition.
 
-    views: (B, V, 3, H, W); as a worker makes them 8-bit, as a suite measures them normalized
-    label_maps: (B, H, W), of a segmenter
+    Attributes:
+        views: (B, V, 3, H, W); as a worker makes them 8-bit, as a suite measures them normalized.
+        label_maps: (B, H, W), of a segmenter.
     """
 
     images: Sequence[RunImage]
@@ -125,10 +126,11 @@ class Batch:
 class ImageLoader:
     """Makes the images of a job.
 
-    memory: pixels by name, for data in memory; None: images are read from files
-    given: by name, images in memory as they were given, normalized
-    decode: how masks are read              with_label_maps: whether every image comes with a label map
-    label_maps: by name; of images in memory all of them
+    Attributes:
+        memory: Pixels by name, for data in memory; None: images are read from files.
+        given: By name, images in memory as they were given, normalized.
+        decode: How masks are read              with_label_maps: whether every image comes with a label map.
+        label_maps: By name; of images in memory all of them.
     """
 
     seed: int
@@ -288,8 +290,10 @@ SAMPLES = 64  # images of a stream that are kept, to be stored with the run
 class ImageBatch:
     """Images that go through all conditions together.
 
-    pixels, given, label_maps: by name, for data in memory: 8-bit pixels, the images as they were given, and
-        label maps
+    Attributes:
+        pixels: By name, for data in memory: 8-bit pixels, the images as they were given, and label maps.
+        given: See `pixels`.
+        label_maps: See `pixels`.
     """
 
     images: tuple[RunImage, ...]

@@ -46,15 +46,17 @@ class ImageTable(Generic[Column]):
     """Values, and the numbers behind them, by image and column. A column is any key, such as (setting,
     metric).
 
-    rows: where the values are           keys: the columns, one for each of `groups`
-    groups: which rows are of which column           positions: the rows of `groups` in `rows`
+    Attributes:
+        rows: Where the values are           keys: the columns, one for each of `groups`.
+        groups: Which rows are of which column           positions: the rows of `groups` in `rows`.
 
-    >>> from steadygaze.runs.rows import Columns
-    >>> lines = [("top1", "b.png", 1), ("top1", "a.png", 0), ("top5", "b.png", 1)]
-    >>> rows = Columns.of((0, {"metric": m, "image": i, "value": v}) for m, i, v in lines)
-    >>> table = ImageTable(rows, np.arange(3), rows.groups(["metric"]), ["top1", "top5"])
-    >>> table.names, table.array("top5").tolist()
-    (['a.png', 'b.png'], [nan, 1.0])
+    Examples:
+        >>> from steadygaze.runs.rows import Columns
+        >>> lines = [("top1", "b.png", 1), ("top1", "a.png", 0), ("top5", "b.png", 1)]
+        >>> rows = Columns.of((0, {"metric": m, "image": i, "value": v}) for m, i, v in lines)
+        >>> table = ImageTable(rows, np.arange(3), rows.groups(["metric"]), ["top1", "top5"])
+        >>> table.names, table.array("top5").tolist()
+        (['a.png', 'b.png'], [nan, 1.0])
     """
 
     def __init__(self, rows: Columns, positions: np.ndarray, groups: Groups, keys: Sequence[Column]) -> None:
@@ -130,8 +132,9 @@ class ImageTable(Generic[Column]):
 def draws(images: int, repeats: int, seed: int) -> Iterator[Float[np.ndarray, "r n"]]:
     """How often each image is taken, for each repeat; in pieces that fit into memory.
 
-    >>> next(draws(5, 2, seed=0)).sum(1).tolist()
-    [5.0, 5.0]
+    Examples:
+        >>> next(draws(5, 2, seed=0)).sum(1).tolist()
+        [5.0, 5.0]
     """
     rng = np.random.default_rng(seed)
     step = max(1, CELLS // max(1, images))
@@ -151,8 +154,9 @@ def bootstrap(
 ) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "r k"]]:
     """The data set's number of each of k columns over n images, and the same of every resampled data set.
 
-    values: NaN where undefined; such an image is left out
-    details: (k, n, d), what `combine` needs besides
+    Args:
+        values: NaN where undefined; such an image is left out.
+        details: (k, n, d), what `combine` needs besides.
     """
     images = values.shape[1]
     every = np.ones((1, images))
@@ -268,8 +272,9 @@ ENOUGH = 20  # images; a bootstrap interval of 12 images covers the truth in 91 
 def plural(count: int, noun: str, plural_noun: str = "") -> str:
     """A number of things.
 
-    >>> plural(1, "image"), plural(2, "image"), plural(2, "class", "classes")
-    ('1 image', '2 images', '2 classes')
+    Examples:
+        >>> plural(1, "image"), plural(2, "image"), plural(2, "class", "classes")
+        ('1 image', '2 images', '2 classes')
     """
     return f"{count} {noun if count == 1 else plural_noun or noun + 's'}"
 

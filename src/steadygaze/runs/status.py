@@ -50,9 +50,12 @@ class Counts:
 class ProcessProgress:
     """One process of a shard.
 
-    state: running, finished, interrupted or failed; a process that was killed is still "running" here
-    units: of the progress bar; resumed: how many of them an earlier run did
-    began, updated: seconds since 1970
+    Attributes:
+        state: Running, finished, interrupted or failed; a process that was killed is still "running" here.
+        units: Of the progress bar.
+        resumed: How many of them an earlier run did.
+        began: Seconds since 1970.
+        updated: See `began`.
     """
 
     shard: Annotated[list[Count], Field(min_length=2, max_length=2)]
@@ -152,8 +155,8 @@ def others_are_running(folder: Path, shard: Shard) -> bool:
 class Tally:
     """Counts of the jobs of one process. An image is done when no job with rows of it is left.
 
-    done: what was there before
-    complete: whether all jobs are known, so that totals are
+    Attributes:
+        done: What was there before complete: whether all jobs are known, so that totals are.
     """
 
     def __init__(self, done: Done) -> None:
@@ -212,10 +215,11 @@ STOPPED = ("interrupted", "failed")
 class ShardStatus:
     """One shard, all of its processes together.
 
-    state: done, running, died, interrupted, failed or not started
-    rate: units a second
-    left: seconds until it is done, None if unknown
-    seen: seconds since the last sign of life
+    Attributes:
+        state: Done, running, died, interrupted, failed or not started.
+        rate: Units a second.
+        left: Seconds until it is done, None if unknown.
+        seen: Seconds since the last sign of life.
     """
 
     shard: Shard

@@ -105,7 +105,8 @@ def row_line(row: Row) -> bytes:
 class Store:
     """The file of one process, open for appending and locked. What a kill cut off at its end is removed.
 
-    label: of the process, in the name of the file
+    Attributes:
+        label: Of the process, in the name of the file.
     """
 
     def __init__(self, folder: Path, label: str = "00000") -> None:

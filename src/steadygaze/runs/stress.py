@@ -55,10 +55,12 @@ from steadygaze.vit.view import ViT
 def parse_suites(texts: str | Sequence[str], options: Mapping[str, Any] | None = None) -> list[Suite]:
     """The suites that these texts name, comma-separated, in the order of the registry.
 
-    options: by name, as the user gave them; None stands for the default. All are checked, used or not.
+    Args:
+        options: By name, as the user gave them; None stands for the default. All are checked, used or not.
 
-    >>> [suite.name for suite in parse_suites("corruptions,shift:imagenet-a=folder")]
-    ['corruptions', 'shift']
+    Examples:
+        >>> [suite.name for suite in parse_suites("corruptions,shift:imagenet-a=folder")]
+        ['corruptions', 'shift']
     """
     arguments = _arguments([texts] if isinstance(texts, str) else texts)
     values = parse_options(options or {})
@@ -230,7 +232,9 @@ def run_settings(
 class PreparedStress:
     """A run that is checked, with nothing computed yet.
 
-    data_conditions: what every image of the data goes through        image_sets: images of the suites' own
+    Attributes:
+        data_conditions: What every image of the data goes through        image_sets: images of the suites'
+            own.
     """
 
     request: StressRequest
@@ -578,7 +582,7 @@ def stress(
     Returns:
         The rows: one number for each image, setting and metric.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from steadygaze import load_model
         >>> batch = torch.rand(2, 3, 32, 32), torch.tensor([3, 5])  # images and labels

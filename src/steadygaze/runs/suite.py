@@ -53,9 +53,11 @@ from steadygaze.target import Outputs, task_of_outputs
 class Option:
     """An option of a suite, accepted by `sg.stress(..., NAME=VALUE)` and by `steadygaze stress --NAME VALUE`.
 
-    parse: from what the user gave (on the command line always text) to the checked value; raises InputError
-    default: the checked value that holds if the option is not given
-    must_serve: whether giving it is an error unless a requested suite has this option
+    Attributes:
+        parse: From what the user gave (on the command line always text) to the checked value; raises
+            InputError.
+        default: The checked value that holds if the option is not given.
+        must_serve: Whether giving it is an error unless a requested suite has this option.
     """
 
     name: str
@@ -80,12 +82,13 @@ class Suite(SuiteResults):
     """Base of all suites; the defaults measure the model's predictions. `register_suite` shows a whole
     example.
 
-    argument: what stands after a colon, such as "NAME=FOLDER"; empty if nothing may
-    own_images: has images of its own, so that a run of such suites needs no data
-    needs_masks: every image of the data needs a mask
-    samples_note: text below its sample images in a report
-    outputs: what models it measures give; most suites measure the accuracy of classes
-    label_maps: is measured on a segmenter with label maps, so it is never run together with other suites
+    Attributes:
+        argument: What stands after a colon, such as "NAME=FOLDER"; empty if nothing may.
+        own_images: Has images of its own, so that a run of such suites needs no data.
+        needs_masks: Every image of the data needs a mask.
+        samples_note: Text below its sample images in a report.
+        outputs: What models it measures give; most suites measure the accuracy of classes.
+        label_maps: Is measured on a segmenter with label maps, so it is never run together with other suites.
     """
 
     summary: ClassVar[str] = ""
@@ -208,7 +211,7 @@ def register_suite(name: str, *, replace: bool = False) -> Callable[[Registered]
     Returns:
         The decorator of a subclass of `steadygaze.runs.suite.Suite`.
 
-    Example:
+    Examples:
         import numpy as np
         import steadygaze as sg
         from steadygaze.runs.settings import Condition, Setting
@@ -329,7 +332,8 @@ def resampled_ece(settings: Sequence[Sequence[np.ndarray]], repeats: int, seed: 
     ECE of few images is biased upwards, and that of a resampled data set, with fewer distinct images, even
     more. Resampled values are shifted by the mean of that excess (docs/equations.md#ece).
 
-    settings: correct and confidence (n,) of the same images
+    Args:
+        settings: Correct and confidence (n,) of the same images.
     """
     if not settings:
         return []

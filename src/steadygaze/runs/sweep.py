@@ -173,9 +173,12 @@ Limits = tuple[float, float, float]  # value, low, high
 class SweepNumber:
     """One number of one cell.
 
-    value, low, high: mean over seeds, with its 95 % interval
-    difference: to the first cell, with its interval; None of the first itself and where images differ
-    seeds: how many runs it is the mean of           images: of each
+    Attributes:
+        value: Mean over seeds, with its 95 % interval.
+        low: See `value`.
+        high: See `value`.
+        difference: To the first cell, with its interval; None of the first itself and where images differ.
+        seeds: How many runs it is the mean of           images: of each.
     """
 
     cell: str
@@ -224,7 +227,8 @@ class SweepNumber:
 class SweepTable:
     """The numbers of all cells that have a finished run, number by number in the order of cells.
 
-    missing: the runs that are not finished
+    Attributes:
+        missing: The runs that are not finished.
     """
 
     numbers: Sequence[SweepNumber]

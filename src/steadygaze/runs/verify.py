@@ -30,7 +30,13 @@ from steadygaze.data.masks import LabeledImages, find_labeled_images, read_mask
 from steadygaze.data.memory import Data, InMemoryData, TensorBatch
 from steadygaze.data.stream_spec import StreamSpec
 from steadygaze.data.streams import ImageStream, open_stream, read_ahead
-from steadygaze.errors import DamagedDataWarning, ImageError, ImagesOutOfRangeWarning, InputError, UnknownNameError
+from steadygaze.errors import (
+    DamagedDataWarning,
+    ImageError,
+    ImagesOutOfRangeWarning,
+    InputError,
+    UnknownNameError,
+)
 from steadygaze.faithfulness.evaluate import evaluate
 from steadygaze.faithfulness.inputs import Batch, CachedForward
 from steadygaze.faithfulness.metric import METRICS, Values
@@ -278,8 +284,9 @@ def compute_rows(
 ) -> Iterator[Portion]:
     """The rows of a batch that are missing, in portions that become known together.
 
-    lacks: which rows are missing; the others are not computed
-    keep: stores the maps, before their rows are returned
+    Args:
+        lacks: Which rows are missing; the others are not computed.
+        keep: Stores the maps, before their rows are returned.
     """
     return _BatchRows(forward, batch, plan, target, identity, lacks, keep).portions()
 
@@ -405,7 +412,8 @@ class _MetricValues:
 def part_maps(clean: CleanForward, target: Tensor, part: MapPart, names: Sequence[str]) -> Maps:
     """The maps of methods that share passes, and which of them are zero or broken (those are zero here).
 
-    names: keys of the images, for maps that are read
+    Args:
+        names: Keys of the images, for maps that are read.
     """
     if not part.stored:
         methods = [m for m in part.methods if not isinstance(m, StoredMethod)]
@@ -425,7 +433,8 @@ def part_maps(clean: CleanForward, target: Tensor, part: MapPart, names: Sequenc
 def plan_maps(clean: CleanForward, target: Tensor, plan: Plan, names: Sequence[str]) -> list[MethodMaps]:
     """The maps of the whole plan, those that are computed first, then those that are read.
 
-    names: keys of the images, for maps that are read
+    Args:
+        names: Keys of the images, for maps that are read.
     """
     maps: Maps = {}
     for part in plan.parts(len(clean.vit.blocks)):
@@ -469,7 +478,8 @@ def check_complete(plan: Plan, source: FilesSource, target: object) -> None:
     """InputError if an image of a folder has no map, or one of another class; images that cannot be read need
     none. The images of a stream are not known before they are read.
 
-    target: "label", a class, or anything else for classes that are not known yet
+    Args:
+        target: "label", a class, or anything else for classes that are not known yet.
     """
     if isinstance(source.images, ImageStream):
         return
@@ -493,7 +503,8 @@ BY_NAME = ("label", "predicted")
 class PreparedVerify:
     """A run that is checked, with nothing computed yet.
 
-    images_without_mask: number of images that are left out because they have no mask
+    Attributes:
+        images_without_mask: Number of images that are left out because they have no mask.
     """
 
     request: VerifyRequest
@@ -798,7 +809,7 @@ def verify(
     Returns:
         The rows: one number for each image, method, score and metric.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from steadygaze import load_model
         >>> batch = torch.rand(2, 3, 32, 32), torch.tensor([3, 5])  # images and labels

@@ -143,7 +143,8 @@ class Trace:
     def bias_terms(self, layer: int, *, implicit: bool = False) -> Float[Tensor, "b n"]:
         """Σ offset·∂T/∂output per token over the biased maps of block l, or of the head (l = L).
 
-        implicit: also over the nonlinear maps
+        Args:
+            implicit: Also over the nonlinear maps.
         """
         return self._terms(self.run.records[layer].terms, self.run.hidden[layer].shape[1], implicit)
 
@@ -218,10 +219,12 @@ def forward(
 ) -> Forward:
     """Run the blocks and the head on `tokens`, recording what is wanted.
 
-    start: the first block with gradients: they reach x^start and everything above it
-    watch: the first block whose attention and so on are recorded; below it the fused kernel may run
-    grad: whether there are gradients at all
-    cut: whether x^start is cut from the graph; False allows gradients with respect to what made the tokens
+    Args:
+        start: The first block with gradients: they reach x^start and everything above it.
+        watch: The first block whose attention and so on are recorded; below it the fused kernel may run.
+        grad: Whether there are gradients at all.
+        cut: Whether x^start is cut from the graph; False allows gradients with respect to what made the
+            tokens.
     """
     want = want or Want()
     head, unseen = Pooled(rules, want), Seam(rules)

@@ -46,7 +46,8 @@ class Shares:
 def accounted(trace: Trace, layers: range, *, biases: bool, implicit: bool = False) -> Float[Tensor, " b"]:
     """Σ over `layers` and all tokens of ⟨x^l, g^l⟩, every bias term from the first layer on, and T's offset.
 
-    biases: whether bias terms count; the trace must have recorded them
+    Args:
+        biases: Whether bias terms count; the trace must have recorded them.
     """
     assert trace.quantity is not None, "a gradient was taken"
     y = trace.logits.detach()

@@ -18,13 +18,16 @@ from steadygaze.vit.view import ViT, remember
 class Query:
     """A batch of images, the quantity to explain, and how to run the model.
 
-    tokens: `vit.embed(images)`
-    rules: rules of the backward pass
-    score, target: the quantity to explain: `score` of class target[b], or whatever a callable target returns
-    hidden: x^0 .. x^{L-1} and the output of the last block, for methods registered with reads_hidden=True
-    logits: of the whole images, from the same forward pass
-    on_progress: called during long searches
-    allow_partial: whether an interrupted search may return a map of the runs that were done
+    Attributes:
+        tokens: `vit.embed(images)`.
+        rules: Rules of the backward pass.
+        score: The quantity to explain: `score` of class target[b], or whatever a callable target returns.
+        target: See `score`.
+        hidden: X^0 .. x^{L-1} and the output of the last block, for methods registered with
+            reads_hidden=True.
+        logits: Of the whole images, from the same forward pass.
+        on_progress: Called during long searches.
+        allow_partial: Whether an interrupted search may return a map of the runs that were done.
     """
 
     vit: ViT

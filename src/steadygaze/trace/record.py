@@ -36,7 +36,9 @@ class Want:
 class Attention:
     """One attention: weights A (b, h, q, k) after softmax, values v (b, h, k, d), and the output A·v.
 
-    q, k: queries and keys as they are multiplied, if wanted
+    Attributes:
+        q: Queries and keys as they are multiplied, if wanted.
+        k: See `q`.
     """
 
     a: Tensor
@@ -49,8 +51,9 @@ class Attention:
 class Term(NamedTuple):
     """An offset that is added in `output`; it contributes Σ offset · ∂y/∂output.
 
-    axes: the token axis of `output`, or several axes that together hold the tokens
-    implicit: whether it is the offset of a nonlinear map rather than a bias
+    Attributes:
+        axes: The token axis of `output`, or several axes that together hold the tokens.
+        implicit: Whether it is the offset of a nonlinear map rather than a bias.
     """
 
     output: Tensor

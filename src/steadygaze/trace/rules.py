@@ -73,7 +73,9 @@ def _with_transpose(
 def gamma_map(gamma: float, func: Any, x: Tensor, weight: Tensor, *how: Any, **more: Any) -> Tensor:
     """F.linear or F.conv2d with the γ rule in its backward pass; without it where γ is 0.
 
-    how, more: the bias, stride, padding and so on
+    Args:
+        how: The bias, stride, padding and so on.
+        more: See `how`.
     """
     if not gamma or not x.requires_grad:
         return func(x, weight, *how, **more)
@@ -225,8 +227,9 @@ def scaled_attention(
 ) -> Tensor:
     """A·v by the fused kernel, under the rules of attention and value; the backward pass recomputes A.
 
-    key_weights: ones (b, keys) that require a gradient. Theirs is Σ_h Σ_{i≠j} ∂T/∂S_hij, the effect of key j
-        on all other tokens: S + log w enters the softmax, but for a token's own key
+    Args:
+        key_weights: Ones (b, keys) that require a gradient. Theirs is Σ_h Σ_{i≠j} ∂T/∂S_hij, the effect of
+            key j on all other tokens: S + log w enters the softmax, but for a token's own key.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return _ScaledAttention.apply(sdpa, q, k, v, key_weights, mask, scale, rules.attention, rules.value)

@@ -164,10 +164,11 @@ def _one_against_rest(log_p: Tensor, classes: Tensor) -> Float[Tensor, "b 2"]:
 class StepReport:
     """Means over a batch.
 
-    layer: l, the last active gate
-    l0: share of patches kept
-    dual: λ_l
-    accuracy: share of images whose predicted class does not change
+    Attributes:
+        layer: L, the last active gate.
+        l0: Share of patches kept.
+        dual: λ_l.
+        accuracy: Share of images whose predicted class does not change.
     """
 
     layer: int

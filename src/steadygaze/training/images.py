@@ -50,7 +50,8 @@ class Augmentation:
     """The operations a recipe asks for. Geometry applies to image and mask alike, given the same random
     state.
 
-    mask_padding: value of padded pixels of a mask
+    Attributes:
+        mask_padding: Value of padded pixels of a mask.
     """
 
     def __init__(self, options: Augment, preprocess: Preprocess, mask_padding: int = 0) -> None:
@@ -126,8 +127,11 @@ class Augmentation:
 def rand_augment(config: str, mean: Sequence[float], side: int, interpolation: str | None = None) -> Any:
     """timm's RandAugment, on every version of Pillow.
 
-    config: in timm's notation; mean: color of pixels moved in from outside; side: of the image, in pixels
-    interpolation: None or "random": bilinear or bicubic, drawn for each operation
+    Args:
+        config: In timm's notation.
+        mean: Color of pixels moved in from outside.
+        side: Of the image, in pixels.
+        interpolation: None or "random": bilinear or bicubic, drawn for each operation.
     """
     from timm.data.auto_augment import rand_augment_transform
     from timm.data.transforms import str_to_pil_interp
@@ -177,8 +181,9 @@ def class_folders(folder: str) -> tuple[str, ...] | None:
 def select_images(data: Data, part: str, classes: ClassLookup | None, masks: str | None) -> LabeledImages:
     """The labeled images of a recipe, for "train" or "test".
 
-    classes: of the classifier; None for segmentation, whose images have label maps
-    masks: folder of the masks, None if they are not needed
+    Args:
+        classes: Of the classifier; None for segmentation, whose images have label maps.
+        masks: Folder of the masks, None if they are not needed.
     """
     prefix = "test_" if part == "test" else ""
     folder: str = getattr(data, part)
@@ -445,7 +450,8 @@ def unused_augmentation(augment: Augment) -> list[str]:
 class CachedFeatures(Dataset[Sample | None]):
     """The features of a set of images, with the interface of `TrainingImages`.
 
-    features: (N, D)            readable: images that could be decoded
+    Attributes:
+        features: (N, D)            readable: images that could be decoded.
     """
 
     segmentation_classes = 0

@@ -244,7 +244,7 @@ def train(
         InputError: The recipe or its images are not valid, or the folder holds a run of another recipe.
         TrainingStoppedError: The loss is not finite, or the disk is full. The last good checkpoint is kept.
 
-    Example:
+    Examples:
 
         result = sg.train("cifar10-tap", "runs/tap", changes={"data.train": "cifar10/train"})
     """

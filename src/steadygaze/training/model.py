@@ -44,8 +44,9 @@ log = logging.getLogger(__name__)
 class RecipeModel:
     """The model of a recipe, before training.
 
-    description: what recreates the model: name, arguments, modules, classes, preprocessing
-    module_start: `start` of new modules for which the recipe does not set it
+    Attributes:
+        description: What recreates the model: name, arguments, modules, classes, preprocessing.
+        module_start: `start` of new modules for which the recipe does not set it.
     """
 
     model: nn.Module
@@ -81,7 +82,8 @@ def build_recipe_model(
 ) -> RecipeModel:
     """Create or load the model; new weights depend on the recipe's seed alone.
 
-    module_start: of a run that is resumed. None: "identity" in trained weights, "paper" in new ones
+    Args:
+        module_start: Of a run that is resumed. None: "identity" in trained weights, "paper" in new ones.
     """
     data = recipe.data
     maps = find_label_maps(data.train, data.masks, "train") if recipe.task == "segmentation" else None

@@ -15,8 +15,9 @@ from steadygaze.training.losses import LOSSES, Loss, LossBatch, LossOptions, Los
 class Objective(nn.Module):
     """The weighted sum of losses, for one batch.
 
-    losses: options by name of a registered loss; all of them share one forward pass where they can
-    setup: what the losses prepare themselves with; its model is replaced by `model`
+    Attributes:
+        losses: Options by name of a registered loss; all of them share one forward pass where they can.
+        setup: What the losses prepare themselves with; its model is replaced by `model`.
     """
 
     def __init__(

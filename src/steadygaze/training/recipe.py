@@ -130,8 +130,9 @@ def explain_validation_error(
 def full_key(location: Sequence[str | int], prefix: str = "") -> str:
     """The name of a key as `--set` takes it.
 
-    >>> full_key(("data", "std", 1))
-    'data.std[1]'
+    Examples:
+        >>> full_key(("data", "std", 1))
+        'data.std[1]'
     """
     key = prefix
     for part in location:
@@ -602,8 +603,9 @@ def shipped_recipes(kind: str = "recipe") -> dict[str, str]:
 def parse_value(text: str) -> Any:
     """A value in TOML; anything else is a string.
 
-    >>> parse_value("0.5"), parse_value("cifar10/train")
-    (0.5, 'cifar10/train')
+    Examples:
+        >>> parse_value("0.5"), parse_value("cifar10/train")
+        (0.5, 'cifar10/train')
     """
     try:
         return tomllib.loads(f"x = {text}")["x"]

@@ -41,8 +41,9 @@ from steadygaze.training.recipe import Recipe
 def seeded(*numbers: int, devices: bool = True) -> Iterator[None]:
     """Seed python, numpy and torch from `numbers` inside the block, and restore their states after it.
 
-    devices: seed GPUs too. Not for single images: torch records a stack trace for each such call until a GPU
-        is used
+    Args:
+        devices: Seed GPUs too. Not for single images: torch records a stack trace for each such call until a
+            GPU is used.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 - timm uses this one
     seed = combined_seed(*numbers)
@@ -65,7 +66,7 @@ class TrainingStoppedError(SteadygazeError, RuntimeError):
     """A run that cannot continue: a loss that is not finite, a full disk. The last good checkpoint is
     kept.
 
-    Example:
+    Examples:
 
         try:
             sg.train("mine.toml", "runs/mine")
@@ -283,7 +284,7 @@ class TrainingResult:
         steps: Number of steps that this call took; 0 if the run had finished before.
         unreadable: Files of images that were skipped because they do not decode.
 
-    Example:
+    Examples:
 
         result = sg.train("cifar10-tap", "runs/tap")
         loaded = sg.load_model(result.folder)

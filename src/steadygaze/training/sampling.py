@@ -19,12 +19,14 @@ class StepSampler:
     """Which images each process loads at each step. The images of a step do not depend on the number of
     processes.
 
-    num_images: in the training set
-    batch_size: images per step that the recipe asks for
-    accumulate: micro-batches per step
-    rank, world_size: this process, and the number of processes
-    repeats: augmented copies of an image in a row. They go to different parts of a step, as in the sampler of
-        DeiT, and to the same part if there is one only
+    Attributes:
+        num_images: In the training set.
+        batch_size: Images per step that the recipe asks for.
+        accumulate: Micro-batches per step.
+        rank: This process, and the number of processes.
+        world_size: See `rank`.
+        repeats: Augmented copies of an image in a row. They go to different parts of a step, as in the
+            sampler of DeiT, and to the same part if there is one only.
     """
 
     num_images: int

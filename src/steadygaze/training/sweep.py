@@ -120,8 +120,9 @@ def _cell(keys: Sequence[str], values: Sequence[Any]) -> Cell:
 def value_text(value: Any) -> str:
     """A value of a recipe for people.
 
-    >>> value_text(0.5), value_text([0, 3]), value_text({"branches": 2})
-    ('0.5', '[0, 3]', '{branches=2}')
+    Examples:
+        >>> value_text(0.5), value_text([0, 3]), value_text({"branches": 2})
+        ('0.5', '[0, 3]', '{branches=2}')
     """
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -139,7 +140,8 @@ def read_sweep(
 ) -> Sweep:
     """A sweep file, a shipped sweep, or a recipe, with further values.
 
-    values: by full key; several of a key are swept, one is set. They replace those of the file
+    Args:
+        values: By full key; several of a key are swept, one is set. They replace those of the file.
     """
     content = parse_toml(recipe_text(source, "sweep", "recipe"), source)
     if "grid" not in content and "recipe" not in content:  # a recipe: a sweep without a grid
@@ -167,10 +169,11 @@ def parse_grid(settings: Sequence[str]) -> dict[str, list[Any]]:
     """Values by key from key=value,value: TOML, a word without quotes is a string. Commas inside brackets,
     braces and quotes do not separate values.
 
-    >>> parse_grid(["losses.adl.tau=1,2.5", "data.images=[0, 3],[0, 6]", "optimizer.betas=[0.9, 0.95]"])
-    {'losses.adl.tau': [1, 2.5], 'data.images': [[0, 3], [0, 6]], 'optimizer.betas': [[0.9, 0.95]]}
-    >>> parse_grid(["modules.tap=none,{branches = 2}", "about='a, b'"])
-    {'modules.tap': ['none', {'branches': 2}], 'about': ['a, b']}
+    Examples:
+        >>> parse_grid(["losses.adl.tau=1,2.5", "data.images=[0, 3],[0, 6]", "optimizer.betas=[0.9, 0.95]"])
+        {'losses.adl.tau': [1, 2.5], 'data.images': [[0, 3], [0, 6]], 'optimizer.betas': [[0.9, 0.95]]}
+        >>> parse_grid(["modules.tap=none,{branches = 2}", "about='a, b'"])
+        {'modules.tap': ['none', {'branches': 2}], 'about': ['a, b']}
     """
     values: dict[str, list[Any]] = {}
     for text in settings:

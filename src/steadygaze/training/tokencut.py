@@ -127,8 +127,9 @@ def _grid(image: Float[Array, "3 h w"]) -> tuple[Int[Array, " hw"], Int[Array, "
 def component_at(inside: Bool[Array, "h w"], index: int) -> Bool[Array, "h w"]:
     """The connected component (four neighbors) that holds the pixel of a flat index.
 
-    >>> component_at(np.array([[True, False, True]]), 0).tolist()
-    [[True, False, False]]
+    Examples:
+        >>> component_at(np.array([[True, False, True]]), 0).tolist()
+        [[True, False, False]]
     """
     labels, _ = ndimage.label(inside)
     return (labels == labels.flat[index]) & inside
@@ -269,7 +270,8 @@ def tokencut_masks(
     """Name -> mask (255 object, 0 background) of every image, resized to the model's size without keeping its
     ratio.
 
-    refined: masks of pixels with the edges of the image (`bilateral_solver.refine`), not of patches
+    Args:
+        refined: Masks of pixels with the edges of the image (`bilateral_solver.refine`), not of patches.
     """
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms import functional as F

@@ -98,8 +98,9 @@ EVALUATED_PAIRS = 4  # pairs of subsets for each image of an evaluation
 class StepReport:
     """Of a step, or of an evaluation.
 
-    loss: of the explainer, or the surrogate's divergence from the model
-    even: the explainer's loss if every patch had an equal share; None in steps of the surrogate
+    Attributes:
+        loss: Of the explainer, or the surrogate's divergence from the model.
+        even: The explainer's loss if every patch had an equal share; None in steps of the surrogate.
     """
 
     loss: float

@@ -48,7 +48,7 @@ def adapt(model: Any, task: str | None = None, *, forward: Callable[[Any, Tensor
         UnsupportedModelError: If no adapter knows the model, or the view does not reproduce the model's own
             logits, which is checked once per model.
 
-    Example:
+    Examples:
         >>> from steadygaze import load_model
         >>> vit = adapt(load_model("embedded"))
         >>> vit.grid, vit.prefix, vit.readout  # 8 x 8 patches and a class token, which feeds the head

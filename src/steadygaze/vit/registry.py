@@ -30,9 +30,10 @@ class Adapter:
 class AdapterInfo:
     """The public description of an adapter, as `list_adapters` gives it.
 
-    >>> import steadygaze as sg
-    >>> next(info.built_in for info in sg.list_adapters() if info.name == "timm")
-    True
+    Examples:
+        >>> import steadygaze as sg
+        >>> next(info.built_in for info in sg.list_adapters() if info.name == "timm")
+        True
     """
 
     name: str
@@ -75,7 +76,7 @@ def register_adapter(
     Returns:
         The decorator. The decorated function may return None for a model that it cannot view after all.
 
-    Example:
+    Examples:
         >>> import steadygaze as sg, torch
         >>> from torch import nn
         >>> from steadygaze.vit import Plan
@@ -125,9 +126,10 @@ def _is_instance(classes: Any) -> Callable[[nn.Module], bool]:
 def list_adapters() -> Listing[AdapterInfo]:
     """All adapters of installed libraries, and those registered from outside; shows itself as a table.
 
-    >>> import steadygaze as sg
-    >>> "torchvision" in [info.name for info in sg.list_adapters()]
-    True
+    Examples:
+        >>> import steadygaze as sg
+        >>> "torchvision" in [info.name for info in sg.list_adapters()]
+        True
     """
     for library, modules in MODULES.items():
         if find_spec(library) is not None:

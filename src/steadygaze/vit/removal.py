@@ -179,7 +179,9 @@ def reads_nothing(vit: ViT) -> bool:
 class Piece:
     """Runs of one size, few enough to go through the model at once.
 
-    place: where the results belong, as the caller counts; tokens: their number in all
+    Attributes:
+        place: Where the results belong, as the caller counts.
+        tokens: Their number in all.
     """
 
     group: Group

@@ -112,9 +112,11 @@ Readout = Literal["class", "mean", "pool"]
 class Layout:
     """Where tokens lie on the image.
 
-    grid: rows and columns of patches; kept: the remaining patches, None for all
-    state: what the blocks of this model need besides tokens, such as rotary rows
-    taps: what the head reads of earlier blocks, in their order (plans with `reads_layers`)
+    Attributes:
+        grid: Rows and columns of patches.
+        kept: The remaining patches, None for all.
+        state: What the blocks of this model need besides tokens, such as rotary rows.
+        taps: What the head reads of earlier blocks, in their order (plans with `reads_layers`).
     """
 
     grid: tuple[int, int]

@@ -37,8 +37,11 @@ Head = Callable[[Tensor, Layout], Tensor]
 class Read:
     """The tokens that a head reads.
 
-    rows: prefix tokens; patches: whether it reads patches; pool: whether it does so by attention
-    strength: a prefix token's gradient over that of a patch
+    Attributes:
+        rows: Prefix tokens.
+        patches: Whether it reads patches.
+        pool: Whether it does so by attention.
+        strength: A prefix token's gradient over that of a patch.
     """
 
     rows: tuple[int, ...]
@@ -210,8 +213,9 @@ _FACTS: "weakref.WeakKeyDictionary[nn.Module, Facts]" = weakref.WeakKeyDictionar
 def wrapped_plan(model: nn.Module, own: Plan | None = None, *, known: bool = False) -> Plan | None:
     """The plan of a model around a ViT; None if there is none inside.
 
-    own: the plan of the model itself, if it is a ViT whose forward does more than its adapter knows
-    known: the model was viewed before, and has not changed
+    Args:
+        own: The plan of the model itself, if it is a ViT whose forward does more than its adapter knows.
+        known: The model was viewed before, and has not changed.
     """
     facts = _FACTS.get(model) if known else None
     if facts is not None:

@@ -47,7 +47,8 @@ class CueItem(Item):
 class CueConflict:
     """The images, in an order that visits the shape classes evenly, and the classes they are made of.
 
-    agreeing: images that are left out because both cues are of one class
+    Attributes:
+        agreeing: Images that are left out because both cues are of one class.
     """
 
     items: tuple[CueItem, ...]

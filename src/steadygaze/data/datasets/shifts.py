@@ -207,7 +207,7 @@ def read_shift(name: str, root: str | Path, *, partial: bool = False, **options:
     Returns:
         Shift: the images with their correct classes.
 
-    Example:
+    Examples:
     >>> from tempfile import TemporaryDirectory
     >>> from PIL import Image
     >>> with TemporaryDirectory() as folder:  # a part of the data: one image
@@ -256,7 +256,8 @@ def imagenet_v2(root: str | Path, *, partial: bool = False) -> Shift:
 def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: bool = False) -> Shift:
     """Read the validation images of ImageNet with the reassessed labels; images without one are left out.
 
-    real: the published real.json; by default the one in `root`.
+    Args:
+        real: The published real.json; by default the one in `root`.
     """
     what = "imagenet-real"
     root = require_folder(root, what, "a folder of ILSVRC2012_val_*.JPEG, flat or by synset, and real.json")
@@ -290,8 +291,9 @@ def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: 
 def objectnet(root: str | Path, *, border: bool = True, labels: str = "any", partial: bool = False) -> Shift:
     """Read ObjectNet's classes that ImageNet has too; the others are left out, and named.
 
-    border: cut off the red border. labels: "any" of a class's ImageNet classes is right, or the "first" alone
-        (RobustViT).
+    Args:
+        border: Cut off the red border.
+        labels: "any" of a class's ImageNet classes is right, or the "first" alone (RobustViT).
     """
     what = "objectnet"
     if labels not in ("any", "first"):
@@ -490,7 +492,7 @@ READERS: dict[str, Callable[..., Shift]] = {
 def read_clip(path: str | Path) -> UInt8[np.ndarray, "t h w 3"]:
     """Read the frames of a video, RGB; at least two.
 
-    Example:
+    Examples:
 
         frames = read_clip("clip.mp4")  # (T, H, W, 3)
     """

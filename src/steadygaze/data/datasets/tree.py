@@ -36,8 +36,9 @@ def image_files(path: Path) -> list[Path]:
 def abbreviated(names: Iterable[str]) -> str:
     """The first few names, and how many more.
 
-    >>> abbreviated("abcdefgh")
-    'a, b, c, d, e, f and 2 more'
+    Examples:
+        >>> abbreviated("abcdefgh")
+        'a, b, c, d, e, f and 2 more'
     """
     names = list(names)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

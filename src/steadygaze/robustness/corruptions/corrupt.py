@@ -192,16 +192,19 @@ def corrupt(
 ) -> np.ndarray:
     """A corrupted copy of one image (H, W, 3) or a batch (B, H, W, 3), uint8 in and out.
 
-    name: one of CORRUPTIONS (15 of COMMON, 4 of EXTRA); severity: 1 (weak) .. 5 (strong).
-    seed: an integer, for a batch combined with each image's index; or one integer for each image, and
-    then image i of the batch is what `corrupt(batch[i], ..., seed=seed[i])` gives, however the data are
-    split.
-    settings: "imagenet" (for images of about 224 pixels) or "cifar" (32 pixels); None: "cifar" up to 64
-        pixels.
-    frost_folder: folder with the six published frost images, to use instead of our textures.
+    Args:
+        name: One of CORRUPTIONS (15 of COMMON, 4 of EXTRA).
+        severity: 1 (weak) .. 5 (strong).
+        seed: An integer, for a batch combined with each image's index; or one integer for each image, and
+            then image i of the batch is what `corrupt(batch[i], ..., seed=seed[i])` gives, however the data
+            are split.
+        settings: "imagenet" (for images of about 224 pixels) or "cifar" (32 pixels); None: "cifar" up to 64
+            pixels.
+        frost_folder: Folder with the six published frost images, to use instead of our textures.
 
-    >>> corrupt(np.zeros((32, 32, 3), np.uint8), "gaussian_noise", 3, seed=0).shape
-    (32, 32, 3)
+    Examples:
+        >>> corrupt(np.zeros((32, 32, 3), np.uint8), "gaussian_noise", 3, seed=0).shape
+        (32, 32, 3)
     """
     if name not in IMAGENET:
         raise UnknownNameError("corruption", str(name), CORRUPTIONS, f"The names: {', '.join(CORRUPTIONS)}.")

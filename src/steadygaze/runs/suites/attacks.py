@@ -31,8 +31,9 @@ def gray_levels(epsilon: float) -> float:
 def parse_epsilons(given: str | float | Iterable[Any]) -> tuple[float, ...]:
     """Shares of the full scale: 8/255 or 0.031, not 8.
 
-    >>> [round(255 * e) for e in parse_epsilons("8/255,1/255")]
-    [1, 8]
+    Examples:
+        >>> [round(255 * e) for e in parse_epsilons("8/255,1/255")]
+        [1, 8]
     """
     epsilons: dict[float, float] = {}
     for word in split_words(given):

@@ -243,8 +243,9 @@ def adl(
 ) -> Float[Tensor, ""]:
     """The loss of the attention of each layer, kept in the graph.
 
-    >>> round(adl([torch.tensor([[[[0.9, 0.1], [0.9, 0.1]]]])], tau=1.0).item(), 6)
-    1.0
+    Examples:
+        >>> round(adl([torch.tensor([[[[0.9, 0.1], [0.9, 0.1]]]])], tau=1.0).item(), 6)
+        1.0
     """
     expected = "adl: expected a sequence of (B, H, N, N) attentions, one for each layer"
     if not isinstance(attentions, Sequence) or not attentions:

@@ -44,11 +44,13 @@ def distillation(
 ) -> Float[Tensor, ""]:
     """How far the student is from the teacher's logits; at least 0.
 
-    student: logits, or the pair (class, distillation): then the distillation token is trained, and the class
-        token is left to the labels
+    Args:
+        student: Logits, or the pair (class, distillation): then the distillation token is trained, and the
+            class token is left to the labels.
 
-    >>> y = torch.tensor([[1.0, 2.0]]); distillation(y, y, form="soft").item()
-    0.0
+    Examples:
+        >>> y = torch.tensor([[1.0, 2.0]]); distillation(y, y, form="soft").item()
+        0.0
     """
     if form not in ("soft", "hard"):
         raise UnknownNameError("form", str(form), ("soft", "hard"))

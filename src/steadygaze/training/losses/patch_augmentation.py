@@ -50,11 +50,12 @@ def _scale(values: list[float]) -> list[float]:
 class PatchAugmentationOptions(CrossEntropyOptions):
     """Options of [losses.patch_augmentation].
 
-    patch: side in pixels; scale: area of a crop; crop, noisy, flip: probabilities
-    noise: standard deviation, of normalized values
-    crop_draw: whether crops are decided for each patch, or once for all patches of a micro-batch, as kornia
-        0.6 does
-    smoothing: of labels without mixup
+    Attributes:
+        patch: Side in pixels.
+        scale: Area of a crop; crop, noisy, flip: probabilities.
+        noise: Standard deviation, of normalized values.
+        crop_draw: Whether crops are decided for each patch, or once for all patches of a micro-batch, as
+            kornia 0.6 does smoothing: of labels without mixup.
     """
 
     patch: Annotated[int, Field(gt=0)] = 16
@@ -70,8 +71,10 @@ class PatchAugmentationOptions(CrossEntropyOptions):
 class PatchDraws:
     """What is random about N patches.
 
-    side: of the crop, `patch` where the patch is not cropped; top, left: its corner
-    noise: what is added, 0 where nothing is; flipped: left and right change places
+    Attributes:
+        side: Of the crop, `patch` where the patch is not cropped; top, left: its corner.
+        noise: What is added, 0 where nothing is.
+        flipped: Left and right change places.
     """
 
     side: Int[Tensor, " n"]
@@ -135,7 +138,9 @@ def augment_images(
 ) -> Float[Tensor, "b c h w"]:
     """x̃: normalized images with augmented patches, within the range of images.
 
-    mean, std: μ and σ of the normalization
+    Args:
+        mean: μ and σ of the normalization.
+        std: See `mean`.
     """
     p = options.patch
     grid = images.unflatten(3, (-1, p)).unflatten(2, (-1, p)).permute(0, 2, 4, 1, 3, 5)  # b i j c p p

@@ -42,8 +42,9 @@ class LossOptions(BaseModel):
     """Options of a loss in a recipe. Subclasses add fields; unknown keys and values of another type are
     errors.
 
-    >>> LossOptions(weight=0.5).weight
-    0.5
+    Examples:
+        >>> LossOptions(weight=0.5).weight
+        0.5
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

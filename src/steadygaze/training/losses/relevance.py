@@ -56,10 +56,11 @@ def object_and_background(
 ) -> tuple[Pixels, Pixels, Pixels]:
     """(S, S̄, counted), each (B, H, W): object, background, and 1 where a pixel is counted.
 
-    masks: (B, H, W) or (B, 1, H, W); 255 object, 128 border (not counted), 0 background; or booleans; or the
-        object's share of each pixel, 0..1
-    reverse: "complement" is S̄ = 1 − S; "reference" keeps shares between 0 and 1 as they are, as the authors'
-        code does
+    Args:
+        masks: (B, H, W) or (B, 1, H, W); 255 object, 128 border (not counted), 0 background; or booleans; or
+            the object's share of each pixel, 0..1.
+        reverse: "complement" is S̄ = 1 − S; "reference" keeps shares between 0 and 1 as they are, as the
+            authors' code does.
     """
     if reverse not in ("complement", "reference"):
         raise UnknownNameError("reverse", str(reverse), ("complement", "reference"))

@@ -48,8 +48,9 @@ def hierarchical_plan(
 ) -> Plan:
     """A plan whose `layout.state` holds the grid at the input of every layer, and behind the last one.
 
-    channels: of the images          prefix: tokens before the patches that the head is given
-    prefixes: the same for the input of every layer, where they differ
+    Args:
+        channels: Of the images          prefix: tokens before the patches that the head is given.
+        prefixes: The same for the input of every layer, where they differ.
     """
 
     def grids(first: Grid) -> tuple[Grid, ...]:
