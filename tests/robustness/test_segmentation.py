@@ -501,7 +501,8 @@ def test_the_command_the_report_and_the_comparison(trained, tmp_path):
     compared = CliRunner().invoke(
         app, ["compare-models", str(tmp_path / "a"), str(tmp_path / "b"), "--no-images"]
     )
-    assert compared.exit_code == 0 and "retention" in compared.output and "newly" not in compared.output
+    assert compared.exit_code == 0, compared.output
+    assert "retention" in compared.output and "newly" not in compared.output
     found = {c.key: c for c in compare([tmp_path / "a"], [tmp_path / "b"]).changes}
     assert found["clean", "miou"].difference == 0 and found["gaussian_noise/5", "miou"].images == 6
 

@@ -234,6 +234,8 @@ class Card:
 
     def quantity(self, metric: str) -> Quantity:
         """What a metric's number is."""
+        if metric not in self.quantities:  # a suite computes it from other rows, such as the IoU of a class
+            self.quantities |= {number.quantity.name: number.quantity for number in self.numbers.values()}
         return self.quantities[metric]
 
     @property
