@@ -107,9 +107,12 @@ def test_the_examples_run() -> None:
 
 
 def test_docstrings_become_markdown() -> None:
-    text = "Head.\n\n>>> f(1)\n2\n\nimages: (B, 3, H, W)\n    normalized\nk: number\n\nEnd."
-    arguments = "- `images`: (B, 3, H, W)\n    normalized\n- `k`: number"
-    expected = f"Head.\n\n```pycon\n>>> f(1)\n2\n```\n\n{arguments}\n\nEnd."
+    text = (
+        "Head.\n\nArgs:\n    images: (B, 3, H, W)\n        normalized\n    k: number\n\n"
+        "Returns:\n    A map.\n\nExamples:\n    >>> f(1)\n    2"
+    )
+    arguments = "- `images`: (B, 3, H, W) normalized\n- `k`: number"
+    expected = f"Head.\n\n{arguments}\n\nReturns: A map.\n\n```pycon\n>>> f(1)\n2\n```"
     assert to_markdown(text) == expected
 
 

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import re
 
-from griffe import Docstring, DocstringSectionKind
-
-LISTS = (DocstringSectionKind.parameters, DocstringSectionKind.attributes, DocstringSectionKind.raises)
+SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Examples):\n((?:    .*\n?|\n)+)", re.MULTILINE)
+ITEM = re.compile(r"^(\S[^:]*): ((?:.*)(?:\n +.*)*)", re.MULTILINE)
 
 
 def to_markdown(text: str) -> str:
-    """Render a docstring: paragraphs as they are, arguments as a list, examples as code.
+    """Render a docstring: paragraphs as they are, arguments as a list, examples as code."""
+    return SECTION.sub(_section, inspect.cleandoc(text)).strip()
 
-    >>> print(to_markdown("Double it.\\n\\nArgs:\\n    x: A number.\\n\\nExamples:\\n    >>> f(1)\\n    2"))
-    Double it.
-    <BLANKLINE>
-    - `x`: A number.
-    <BLANKLINE>
-    ```pycon
-    >>> f(1)
-    2
-    ```
-    """
-    parts = []
-    for section in Docstring(inspect.cleandoc(text)).parse("google", warnings=False):
-        if section.kind is DocstringSectionKind.text:
-            parts.append(section.value)
-        elif section.kind in LISTS:
-            parts.append("\n".join(f"- `{item.name}`: {item.description}" for item in section.value))
-        elif section.kind is DocstringSectionKind.returns:
-            parts.append("\n".join(f"Returns {item.description}" for item in section.value))
-        elif section.kind is DocstringSectionKind.examples:
-            for kind, example in section.value:
-                is_code = kind is DocstringSectionKind.examples
-                parts.append(f"```pycon\n{example}\n```" if is_code else example)
-    return "\n\n".join(parts)
+
+def _section(match: re.Match[str]) -> str:
+    title, body = match[1], inspect.cleandoc(match[2])
+    if title == "Examples":
+        return f"```{'pycon' if '>>>' in body else 'python'}\n{body}\n```\n\n"
+    if title == "Returns":
+        return f"Returns: {body}\n\n"
+    return ITEM.sub(lambda item: f"- `{item[1]}`: {' '.join(item[2].split())}", body) + "\n\n"
