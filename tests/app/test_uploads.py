@@ -93,7 +93,7 @@ def by_command(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str
     for name, write in GOOD.items():
         write(folder / name)
     files = [str(folder / name) for name in GOOD]
-    options = ["--model", "embedded", "--methods", ",".join(METHODS), "--batch-size", "1", "--out", str(out)]
+    options = ["--model", "embedded", "--method", ",".join(METHODS), "--batch-size", "1", "--out", str(out)]
     result = CliRunner().invoke(command, ["explain", *files, *options])
     assert result.exit_code == 0, result.output
     return folder, dict(np.load(out / "scores.npz"))

@@ -66,7 +66,7 @@ def test_explain_writes_everything(tmp_path):
 
 
 def test_scores_are_those_of_explain(tmp_path):
-    run("explain", DEMO, "--model", "embedded", "--method", "gae", "--batch", 4, "--out", tmp_path)
+    run("explain", DEMO, "--model", "embedded", "--method", "gae", "--batch-size", 4, "--out", tmp_path)
     loaded = load_model("embedded")
     files = sorted(DEMO.glob("*.png"))
     images = torch.stack([loaded.preprocess(Image.open(file).convert("RGB")) for file in files])
@@ -266,12 +266,14 @@ def test_options_of_a_request_are_those_of_command_signature_and_docstring(name,
         assert not about.required or parameters[field.name].required
 
 
-def test_verify_and_stress_have_one_spelling():
-    for name in ("verify", "stress"):
-        entry = typer.main.get_command(app).commands[name]
+def test_every_option_has_one_spelling():
+    """`explain` takes --method, as the function does; runs take --methods, --metrics and --suites."""
+    for name, entry in typer.main.get_command(app).commands.items():
         flags = {flag for parameter in entry.params for flag in parameter.opts}
-        assert flags.isdisjoint({"--method", "--metric", "--suite", "--scores"})
-        assert flags & {"--methods", "--suites"}
+        assert flags.isdisjoint({"--batch", "--workers", "--metric", "--suite", "--scores"}), name
+        assert ("--method" in flags) == (name == "explain"), name
+        long = [[f for f in p.opts if f.startswith("--")] for p in entry.params]
+        assert all(len(spellings) <= 1 for spellings in long), (name, long)
 
 
 def test_the_flag_of_an_argument_is_added_to_an_error(tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ def test_a_shard_that_is_none_is_refused_before_anything_is_written(data, tmp_pa
 @pytest.mark.full
 def test_explain_writes_the_files_of_one_job(data, tmp_path):
     (data / "cat" / "zz-broken.png").write_bytes(b"no image")
-    words = ("explain", data / "cat", data / "truck", *MODEL, "--methods", "gae,rollout", "--batch-size", 3)
+    words = ("explain", data / "cat", data / "truck", *MODEL, "--method", "gae,rollout", "--batch-size", 3)
     whole, out = tmp_path / "whole", tmp_path / "shards"
     run(*words, "--out", whole, code=1)
     for index in (1, 0):

@@ -20,7 +20,7 @@ from steadygaze.report.pages import write_report
 from steadygaze.runs import verify as request
 from steadygaze.runs.rows import Rows
 
-RUN = ("--model", "embedded", "--batch", "4", "--limit", "8")
+RUN = ("--model", "embedded", "--batch-size", "4", "--limit", "8")
 
 
 @pytest.fixture

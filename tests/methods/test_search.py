@@ -512,7 +512,7 @@ def test_the_command_line_writes_what_was_done_when_stopped(
         str(demo / "cat.png"),
         "--model",
         "embedded",
-        "--batch",
+        "--batch-size",
         "1",
         "--out",
         str(tmp_path),

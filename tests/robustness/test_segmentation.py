@@ -468,7 +468,7 @@ def test_the_command_the_report_and_the_comparison(trained, tmp_path):
         "fog,gaussian_noise",
         "--severities",
         "1,5",
-        "--workers",
+        "--num-workers",
         "0",
         "--out",
     ]

@@ -183,7 +183,7 @@ def test_the_lines_of_the_page_write_maps_that_are_measured(tmp_path):
 @pytest.mark.full
 def test_maps_of_explain_are_measured(tmp_path):
     data = image_folder(tmp_path / "data")
-    words = ["explain", data, "--model", "embedded", "--methods", "gae", "--out", tmp_path / "out"]
+    words = ["explain", data, "--model", "embedded", "--method", "gae", "--out", tmp_path / "out"]
     done = CliRunner().invoke(app, list(map(str, [*words, "--maps", tmp_path / "maps", "--top", 2])))
     assert done.exit_code == 0, (done.output, done.exception)
     words = ["explain", data / "cat" / "0.png", data / "truck" / "0.png", "--model", "embedded"]

@@ -36,7 +36,7 @@ def verify(data: Path, out: Path, *launch: str) -> subprocess.CompletedProcess:
         "--data",
         str(data),
     ]
-    command += ["--methods", "gaze,rollout", "--batch", "5", "--ratios", "0.3,0.7", "--out", str(out)]
+    command += ["--methods", "gaze,rollout", "--batch-size", "5", "--ratios", "0.3,0.7", "--out", str(out)]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=1800)
 
 

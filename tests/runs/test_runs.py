@@ -62,7 +62,7 @@ def data(tmp_path):
 
 
 WHOLE = next(info.name for info in sg.list_methods() if not info.layers and not info.alias_of)
-FAST = ("--model", "embedded", "--ratios", "0.3,0.7", "--batch", "4")
+FAST = ("--model", "embedded", "--ratios", "0.3,0.7", "--batch-size", "4")
 
 
 def test_verify_is_explain_and_evaluate(model):
@@ -265,7 +265,7 @@ def test_a_row_that_is_missing_within_a_batch_comes_back_alone(data, tmp_path):
 def test_rows_do_not_depend_on_threads_that_read(data, tmp_path):
     words = (*FAST, "--data", str(data), "--methods", "ixg", "--limit", "9")
     cli(*words, "--out", str(tmp_path / "a"))
-    cli(*words, "--workers", "3", "--out", str(tmp_path / "b"))
+    cli(*words, "--num-workers", "3", "--out", str(tmp_path / "b"))
     assert (tmp_path / "a" / "rows-00000.jsonl").read_text() == (
         tmp_path / "b" / "rows-00000.jsonl"
     ).read_text()

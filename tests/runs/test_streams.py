@@ -258,7 +258,7 @@ def test_explain_takes_a_stream(tmp_path):
     data = shards(tmp_path / "data")
     file = tmp_path / "data" / "0002.tar"
     file.write_bytes(file.read_bytes()[:1000])
-    words = ["explain", data, "--model", "embedded", "--methods", "ixg", "--out", str(tmp_path / "out")]
+    words = ["explain", data, "--model", "embedded", "--method", "ixg", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, [*words, "--limit", "2"])
     assert done.exit_code == 0, done.output
     entries = json.loads((tmp_path / "out" / "manifest.json").read_text())["images"]

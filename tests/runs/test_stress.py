@@ -297,7 +297,7 @@ def test_images_of_every_kind_and_broken_ones(tmp_path):
         "--severities",
         "2",
     )
-    out = cli(*words, "--out", tmp_path / "run", "--workers", "0", code=1)
+    out = cli(*words, "--out", tmp_path / "run", "--num-workers", "0", code=1)
     assert "broken.png" in out and "clean" in out and "mean_error" in out
     rows = Rows.read(tmp_path / "run")
     assert {r["image"] for r in rows} == {f"cat/{name}.png" for name in kinds} and list(rows.unreadable) == [
@@ -305,11 +305,11 @@ def test_images_of_every_kind_and_broken_ones(tmp_path):
     ]
     lines = len(rows_of(tmp_path / "run"))
     assert (
-        cli(*words, "--out", tmp_path / "run", "--workers", "0", code=1)
+        cli(*words, "--out", tmp_path / "run", "--num-workers", "0", code=1)
         and len(rows_of(tmp_path / "run")) == lines
     )
     base.save(folder / "broken.png")
-    cli(*words, "--out", tmp_path / "run", "--workers", "0")
+    cli(*words, "--out", tmp_path / "run", "--num-workers", "0")
     rows = Rows.read(tmp_path / "run")
     assert not rows.unreadable and sum(r["image"] == "cat/broken.png" for r in rows) == 6
 

@@ -145,7 +145,7 @@ def test_the_closing_tables(data, tmp_path):
         "1",
         "--limit",
         "3",
-        "--workers",
+        "--num-workers",
         "1",
     ]
     done = CliRunner().invoke(app, ["stress", *words, "--out", str(tmp_path / "run")])

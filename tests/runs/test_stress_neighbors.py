@@ -100,7 +100,7 @@ def test_published_sets_by_name(tmp_path, root):
     plant(tmp_path / "inat", [f"{split}/{name}" for split in ("train_mini", "val") for name in SPECIES])
     names = {"cifar-100": python, "pneumonia": tmp_path / "xray", "inaturalist-2021-mini": tmp_path / "inat"}
     suite = ",".join(f"neighbors:{name}={folder}" for name, folder in names.items())
-    words = ["--model", "embedded", "--workers", 0, "--suites", suite, "--out", tmp_path / "run"]
+    words = ["--model", "embedded", "--num-workers", 0, "--suites", suite, "--out", tmp_path / "run"]
     assert "expected 5216 images" in cli(*words, code=2) and not (tmp_path / "run").exists()
     said = cli(*words, "--partial")
     assert "pneumonia: 4 of 5216 images" in said and "2 of 10000 species" in said and "knn1" in said
@@ -183,7 +183,7 @@ def test_a_cnn_by_name(cnn, root, tmp_path):
         tmp_path / "data",
         "--limit",
         3,
-        "--workers",
+        "--num-workers",
         0,
         "--corruptions",
         "fog",

@@ -58,7 +58,18 @@ def test_in_python_and_in_the_report(toy, data, tmp_path):
 
 
 def test_on_the_command_line(toy, data, tmp_path):
-    words = ["--model", "embedded", "--data", data, "--limit", 3, "--workers", 0, "--out", tmp_path / "run"]
+    words = [
+        "--model",
+        "embedded",
+        "--data",
+        data,
+        "--limit",
+        3,
+        "--num-workers",
+        0,
+        "--out",
+        tmp_path / "run",
+    ]
     assert "mirror/y" in cli(*words, "--suites", "toy", "--axes", "x,y")
     assert {row["setting"] for row in Rows.read(tmp_path / "run")} == {"clean", "mirror/x", "mirror/y"}
     assert "unknown option '--axis'" in cli(*words, "--suites", "toy", "--axis", "y", code=2)

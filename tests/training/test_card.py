@@ -43,7 +43,7 @@ def test_one_page_before_and_after(runs, tmp_path):
         "8/255",
         "--suites",
         "corruptions,attention",
-        "--batch",
+        "--batch-size",
         "12",
     )
     out = call("card", before, after, "--data", data, "--out", tmp_path / "card", "--show", "2", *asked)

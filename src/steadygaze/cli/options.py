@@ -260,11 +260,19 @@ Limit = Annotated[
     ),
 ]
 
+ExplainMethod = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        "-M",
+        help=f"Attribution methods, {METHOD_SYNTAX}. Default: {DEFAULT}.",
+        rich_help_panel=METHODS,
+    ),
+]
 Methods = Annotated[
     list[str] | None,
     typer.Option(
         "--methods",
-        "--method",
         "-M",
         help=f"Attribution methods, {METHOD_SYNTAX}. Default: {DEFAULT}.",
         rich_help_panel=METHODS,
@@ -274,7 +282,6 @@ Metrics = Annotated[
     list[str] | None,
     typer.Option(
         "--metrics",
-        "--metric",
         help="Metrics, comma-separated; `steadygaze metrics` lists them. Default: insertion_accuracy, "
         "deletion_accuracy, insertion_aopc and deletion_aopc.",
         rich_help_panel=METHODS,
@@ -323,7 +330,6 @@ BatchSize = Annotated[
     int,
     typer.Option(
         "--batch-size",
-        "--batch",
         "-b",
         metavar="N",
         min=1,
@@ -335,7 +341,6 @@ NumWorkers = Annotated[
     int | None,
     typer.Option(
         "--num-workers",
-        "--workers",
         "-w",
         metavar="N",
         min=0,

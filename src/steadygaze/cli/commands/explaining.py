@@ -30,7 +30,7 @@ def explain(
     ],
     model: options.Model,
     checkpoint: options.Checkpoint = None,
-    methods: options.Methods = None,
+    method: options.ExplainMethod = None,
     target: Annotated[
         str,
         typer.Option(
@@ -121,7 +121,7 @@ def explain(
     current search and keeps its map so far; a second one within two seconds ends the command.
 
     Example: steadygaze explain cat.jpg -m deit_tiny_patch16_224
-    Example: steadygaze explain photos -m deit_tiny_patch16_224 --methods gae,gaze --top 3 -o maps
+    Example: steadygaze explain photos -m deit_tiny_patch16_224 --method gae,gaze --top 3 -o maps
     Example: steadygaze explain cat.jpg -m openai/clip-vit-base-patch32 --text "a cat" --text "a dog"
     Example: steadygaze explain street.jpg -m ./segformer --region point=120,80 --target road
     """
@@ -132,7 +132,7 @@ def explain(
         images=images,
         model=model,
         checkpoint=checkpoint,
-        methods=split_methods(methods or [DEFAULT]),
+        methods=split_methods(method or [DEFAULT]),
         target=target,
         top=top,
         score=score,
