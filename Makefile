@@ -33,10 +33,6 @@ demo: $(READY)
 	@$(BIN)/steadygaze demo --out $(OUT)
 
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
-TENSORS := vit trace methods.aggregate methods.attention methods.perturbation methods.atman methods.gradient methods.attnlrp methods.cam methods.channel_masks methods.contrastive methods.decomposition methods.gaze methods.diffmask methods.vit_shapley methods.propagation methods.sufficient methods.search methods.learned \
-	faithfulness results robustness modules training runs data loading questions
-empty :=
-comma := ,
 
 # every class of fault once, in five minutes on two cores
 test: $(READY)
@@ -44,8 +40,7 @@ test: $(READY)
 
 # every model, every kill, notebooks and examples; shapes are checked in all packages that handle tensors
 test-all: $(READY)
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "not browser" --durations=20 --hypothesis-profile=full \
-		--jaxtyping-packages=$(subst $(empty) $(empty),$(comma),$(addprefix steadygaze.,$(TENSORS)) shapecheck.check)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not browser" --durations=20 --hypothesis-profile=full --shapes=all
 
 # the page in a real browser: needs Chromium (Debian: apt-get install chromium), and is skipped without one
 test-browser: $(VENV)/.browser

@@ -1,18 +1,31 @@
 """Common to all tests: one thread, no terminal width, and no test may leave torch in another state."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import shapecheck
 import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
+gc.set_threshold(50_000, 20, 20)  # millions of objects are imported, and looked through each time
 settings.register_profile("few", max_examples=8, deadline=None, derandomize=True)
 settings.register_profile("full", max_examples=25, deadline=None, derandomize=True)  # `make test-all`
 settings.load_profile("few")
 os.environ.pop("COLUMNS", None)  # tables are as wide as in a pipe, whatever the terminal that runs the tests
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    rooms = "packages whose arrays are checked against the annotations"
+    parser.addoption("--shapes", choices=("default", "all", "none"), default="default", help=rooms)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    rooms = {"default": shapecheck.DEFAULT_ROOMS, "all": shapecheck.ALL_ROOMS, "none": ()}
+    shapecheck.install(rooms[config.getoption("--shapes")])
 
 
 FULL_TIER = {

@@ -12,6 +12,7 @@ modules of a room do not import one another in a circle.
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -63,6 +64,7 @@ NO_MODEL_CODE = (  # transforms and lists of classes; optimizers, schedules and 
 )
 
 
+@cache
 def sources() -> dict[str, str]:
     """Module name below steadygaze -> its source."""
     modules = {}
@@ -73,9 +75,19 @@ def sources() -> dict[str, str]:
     return modules
 
 
-def imports(source: str, *, by_string: bool = True) -> Iterator[str]:
+@cache
+def imports(source: str, *, by_string: bool = True) -> tuple[str, ...]:
     """Dotted names that a source imports; `from a import b` gives a.b."""
-    for node in ast.walk(ast.parse(source)):
+    return tuple(imports_of(nodes(source), by_string))
+
+
+@cache
+def nodes(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
+
+
+def imports_of(nodes: list[ast.AST], by_string: bool) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -83,10 +95,19 @@ def imports(source: str, *, by_string: bool = True) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif by_string and isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from imported_by_string(node.value)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+        elif isinstance(node, ast.Call) and called(node.func) in ("import_module", "__import__"):
             # other packages; names of this package are found as strings, wherever they stand
             names = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
             yield from (name for name in names if isinstance(name, str) and not name.startswith("steadygaze"))
+
+
+def called(function: ast.expr) -> str:
+    """The last name of what is called.
+
+    >>> called(ast.parse("importlib.import_module('os')").body[0].value.func)
+    'import_module'
+    """
+    return getattr(function, "attr", getattr(function, "id", ""))
 
 
 def imported_by_string(text: str) -> list[str]:

@@ -67,7 +67,9 @@ def test_a_short_option_means_the_same_everywhere():
         for param in find(path).params:
             for option in param.opts:
                 if re.fullmatch(r"-[^-]", option):
-                    meanings.setdefault(option, set()).add(param.opts[0].removesuffix("s"))  # --method of explain
+                    meanings.setdefault(option, set()).add(
+                        param.opts[0].removesuffix("s")
+                    )  # --method of explain
     assert {"-m", "-d", "-o", "-n", "-b", "-t", "-s", "-M", "-c", "-w"} <= meanings.keys()
     assert {option: names for option, names in meanings.items() if len(names) > 1} == {}
 

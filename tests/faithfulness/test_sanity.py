@@ -127,6 +127,16 @@ def test_which_class_is_compared():
     assert targets == [[3, 1], [1, 3]]
 
 
+def test_a_map_turned_into_its_negative_counts_as_the_same_map():
+    model = tiny("class")
+    images, target = random_images(model, 2), torch.tensor([0, 1])
+    maps = blind(model, images, target)
+    turned = lambda *_: -maps  # noqa: E731
+    results, _ = evaluate(model, Batch(images, target), maps, BOTH, explain=turned)
+    torch.testing.assert_close(results["randomization"].value, torch.zeros(1, 2).double())
+    torch.testing.assert_close(results["class_sensitivity"].value, -torch.ones(1, 2).double())
+
+
 def test_constant_maps_are_undefined():
     model = tiny("class")
     images, target = random_images(model, 2), torch.tensor([0, 1])

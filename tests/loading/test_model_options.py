@@ -132,7 +132,7 @@ def test_the_command_line_takes_and_records_the_options(checkpoint: Path, data: 
     model = ["--model", "vit_tiny_patch16_224", "--checkpoint", str(checkpoint), "--image-size", "64"]
     normalization = ["--mean", "0.1,0.2,0.3", "--std", "0.5,0.5,0.5"]
     names = ["--class-names", str(tmp_path / "names.txt")]
-    out = ["--methods", "ixg", "--out", str(tmp_path / "seen")]
+    out = ["--method", "ixg", "--out", str(tmp_path / "seen")]
     result = run("explain", str(data / "dog"), *model, *normalization, *names, "--target", "dog", *out)
     assert result.exit_code == 0, result.output
     manifest = json.loads((tmp_path / "seen" / "manifest.json").read_text())

@@ -54,6 +54,12 @@ def test_certainty_belongs_to_the_last_bin_and_booleans_are_taken() -> None:
     assert reliability(logits, logits.argmax(1) == labels).ece == reliability(logits, labels).ece
 
 
+def test_too_sure_and_not_sure_enough_do_not_cancel_out() -> None:
+    sure = torch.tensor([0.9] * 10 + [0.4] * 10)
+    right = torch.tensor([True] * 4 + [False] * 6 + [True] * 9 + [False])
+    assert reliability_of(sure, right).ece == pytest.approx(0.5)
+
+
 def test_bad_input() -> None:
     logits, labels = answers(1.0)
     with pytest.raises(InputError, match="labels or booleans"):
