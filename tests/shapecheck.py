@@ -1,6 +1,6 @@
-"""Shapes and types of arrays are checked against the annotations while the tests run, by jaxtyping and beartype.
+"""Arrays are checked against their annotations while the tests run, by jaxtyping and beartype.
 
-Only functions and data classes whose annotations name an array are checked: jaxtyping's own hook also wraps all
+Only functions and data classes whose annotations name an array are checked: jaxtyping's own hook wraps all
 others, and functions inside functions each time they are made, which took a quarter of the time of all tests.
 Functions of `SELF_CHECKING` are public and validate their arguments themselves, as other tests show.
 """
