@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import steadygaze as sg
-from steadygaze.runs.estimate import Estimate, estimate_stress, estimate_train, estimate_verify
+from steadygaze.runs.estimate import Estimate, estimate_run, estimate_train
 from steadygaze.runs.request import StressRequest
 from steadygaze.runs.stress import prepare_stress, run_stress
 from steadygaze.runs.verify import prepare_verify, run_verify
@@ -65,7 +65,7 @@ def timed(run: Callable[[], int]) -> Measured:
 
 def verify_case(name: str, model: str, data: Path, out: Path) -> tuple[Estimate, Measured]:
     request = VerifyRequest(random=False, model=model, data=data, out=out, **VERIFY[name])
-    found = estimate_verify(request)
+    found = estimate_run(request)
     ready = prepare_verify(request)
     return found, timed(lambda: len(run_verify(request, prepared=ready)))
 
@@ -73,7 +73,7 @@ def verify_case(name: str, model: str, data: Path, out: Path) -> tuple[Estimate,
 def stress_case(name: str, model: str, data: Path, out: Path) -> tuple[Estimate, Measured]:
     suites, options = STRESS[name]
     request = StressRequest(model=model, data=data, out=out, suites=suites, options=options)
-    found = estimate_stress(request)
+    found = estimate_run(request)
     ready = prepare_stress(request)
     return found, timed(lambda: len(run_stress(request, prepared=ready)))
 

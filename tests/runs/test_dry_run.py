@@ -12,7 +12,7 @@ from helpers.runs import image_folder
 from helpers.training import content
 from helpers.training import image_folder as training_image_folder
 from steadygaze.cli import app
-from steadygaze.runs.estimate import estimate_train, estimate_verify
+from steadygaze.runs.estimate import estimate_run, estimate_train
 from steadygaze.runs.request import DEFAULT_METRICS, StressRequest, VerifyRequest
 from steadygaze.runs.stress import run_stress
 from steadygaze.runs.verify import run_verify
@@ -188,4 +188,4 @@ def test_another_run_in_the_folder_is_refused(data: Path, tmp_path: Path) -> Non
     run(*command, "--methods", "gae")
     assert "other settings" in run(*command, "--methods", "rollout", "--dry-run", code=2)
     with pytest.raises(sg.InputError, match="expected data in a folder"):
-        estimate_verify(VerifyRequest(random=False, model="embedded", data=[]))
+        estimate_run(VerifyRequest(random=False, model="embedded", data=[]))

@@ -233,7 +233,7 @@ def test_killed_for_real(data, tmp_path):
     ready = prepare_stress(ask(data, tmp_path / "whole"))
     chance, killed, struck = random.Random(0), 0, 0
     for workers in (0, 1):
-        request = ask(data, tmp_path / f"broken{workers}")
+        request = replace(ask(data, tmp_path / f"broken{workers}"), num_workers=workers)
         while True:
             child = os.fork()
             if child == 0:
@@ -242,7 +242,7 @@ def test_killed_for_real(data, tmp_path):
                     run_stress(
                         request,
                         on_progress=lambda progress: time.sleep(0.03),
-                        prepared=replace(ready, request=request, num_workers=workers),
+                        prepared=ready,
                     )
                     code = 0
                 finally:

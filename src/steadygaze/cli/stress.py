@@ -57,9 +57,9 @@ def suite_options(words: Sequence[str]) -> dict[str, Any]:
 def estimate(request: StressRequest, shards: Sequence[int], as_json: bool) -> int:
     """Print what the request will cost; returns the exit code."""
     from steadygaze.cli.dry_run import dry_run
-    from steadygaze.runs.estimate import estimate_stress
+    from steadygaze.runs.estimate import estimate_run
 
-    return dry_run(lambda n, report: estimate_stress(request, shards=n, on_progress=report), shards, as_json)
+    return dry_run(lambda n, report: estimate_run(request, shards=n, on_progress=report), shards, as_json)
 
 
 def run(request: StressRequest, console: Console | None = None) -> int:
@@ -82,7 +82,7 @@ def run(request: StressRequest, console: Console | None = None) -> int:
                 f"images and writing rows ({workers})",
             )
         with damaged_files(*rows.folders):  # a resumed run has rows of an earlier one
-            return _close(request, rows, console or wide(Console()), ready.damaged)
+            return _close(request, rows, console or wide(Console()), ready.source.damaged)
 
     return guarded(request.out, work)
 

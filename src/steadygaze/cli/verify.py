@@ -35,9 +35,9 @@ SHOWN = 40  # lines of the printed table
 def estimate(request: VerifyRequest, shards: Sequence[int], as_json: bool) -> int:
     """Print what the request will cost; returns the exit code."""
     from steadygaze.cli.dry_run import dry_run
-    from steadygaze.runs.estimate import estimate_verify
+    from steadygaze.runs.estimate import estimate_run
 
-    return dry_run(lambda n, report: estimate_verify(request, shards=n, on_progress=report), shards, as_json)
+    return dry_run(lambda n, report: estimate_run(request, shards=n, on_progress=report), shards, as_json)
 
 
 def run(request: VerifyRequest, console: Console | None = None) -> int:
@@ -75,8 +75,8 @@ def _announce(prepared: PreparedVerify, world: World, notes: Console) -> None:
     )
     if plan.searches and (text := search_cost(prepared)):
         print_line(notes, text, "yellow")
-    if prepared.images_without_mask:
-        left_out = plural(prepared.images_without_mask, "image")
+    if prepared.source.images_without_mask:
+        left_out = plural(prepared.source.images_without_mask, "image")
         print_line(notes, f"left out because they have no mask: {left_out}", "yellow")
 
 

@@ -30,7 +30,7 @@ from steadygaze.runs.settings import (
     quantity_of_record,
     with_wilson,
 )
-from steadygaze.runs.statistics import bootstrap
+from steadygaze.runs.statistics import ImageTable, bootstrap
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,7 +77,8 @@ class SuiteResults:
     """The half of a suite that reads rows: its scores, tables and figures.
 
     Attributes:
-        name: The suite's name in `suites=` and on the command line         title: heading in a report.
+        name: The suite's name in `suites=` and on the command line.
+        title: Heading in a report.
         quantities: The metrics and scores it knows by name.
         tiles: (setting label, metric name) -> words; numbers that stand large at the top of a report.
         compared: Facts that must be equal in two runs that are compared.
@@ -116,7 +117,8 @@ class Card:
     """The numbers of one stress run.
 
     Attributes:
-        rows: Where its rows are, and possibly those of others            positions: which ones are its own.
+        rows: Where its rows are, and possibly those of others.
+        positions: Which ones are its own.
         suites: Every suite; each finds what it knows in the card.
     """
 
@@ -143,16 +145,26 @@ class Card:
         }
         self.unreadable = unreadable or {}  # False: it could not be read before, and can be now
         self._uneven = frozenset[str]().union(*(suite.uneven_details for suite in suites))
-        self._all, self._positions = rows, positions
-        self._groups = rows.groups(["setting", "metric"], positions)
-        first = positions[self._groups.first]
-        keys = zip(rows.text("setting", first), rows.text("metric", first), strict=True)
-        self._numbers: dict[Key, int] = {key: number for number, key in enumerate(keys)}
-        for label, metric in self._numbers:
-            if label not in self.settings:
-                raise InputError(f"{folder or 'rows'}: run.json does not describe the setting {label}")
+        self._all = rows
+        codes, texts = rows.codes["setting"][positions], rows.values_of("setting")
+        populations: dict[str, list[int]] = {}  # of the data, and of each set: the settings
+        for code in np.unique(codes):
+            if texts[code] not in self.settings:
+                raise InputError(f"{folder or 'rows'}: run.json does not describe the setting {texts[code]}")
+            populations.setdefault(self.population(texts[code]), []).append(code)
+        self._tables: dict[str, ImageTable[Key]] = {
+            population: ImageTable(
+                rows,
+                positions[np.isin(codes, own)],
+                ["setting", "metric"],
+                lambda label, metric: (label, metric),
+                uneven=self._is_uneven,
+                unique=True,
+            )
+            for population, own in populations.items()
+        }
+        for _, metric in self.keys:
             self.quantities.setdefault(metric, Quantity(metric))
-            self._check_details(label, metric)
 
     @classmethod
     def of(
@@ -189,35 +201,20 @@ class Card:
             for number, (run, folder) in enumerate(zip(rows.runs, folders, strict=True))
         ]
 
-    def _rows(self, key: Key) -> np.ndarray:
-        """The rows of a setting and metric."""
-        return self._positions[self._groups.rows(self._numbers[key])]
+    def _is_uneven(self, key: Key) -> bool:
+        """Whether the details of a metric are no curve: label and prediction, or of any length."""
+        return key[1] == TOP1.name or key[1] in self._uneven
 
-    def _images_of(self, keys: Iterable[Key]) -> np.ndarray:
-        """Of every image of the columns, whether it has a row of these."""
-        images = np.zeros(len(self._all.names["image"]), dtype=bool)
-        for key in keys:
-            images[self._all.codes["image"][self._rows(key)]] = True
-        return images
-
-    def _check_details(self, label: str, metric: str) -> None:
-        if metric == TOP1.name or metric in self._uneven:
-            return
-        lengths = np.unique(self._all.lengths[self._rows((label, metric))])
-        lengths = lengths[lengths > 0]
-        if len(lengths) > 1:
-            raise InputError(
-                f"rows of a metric have {lengths[0]} and {lengths[1]} numbers behind their values: "
-                "they are of runs with different settings"
-            )
+    def _table(self, label: str) -> ImageTable[Key]:
+        return self._tables[self.population(label)]
 
     @cached_property
     def answers(self) -> dict[str, tuple[int, int]]:
         """Label and predicted class of each clean image, and of each image of other sets."""
         answers: dict[str, tuple[int, int]] = {}
-        for label, metric in self._numbers:
+        for label, metric in self.keys:
             if metric == TOP1.name and (label == CLEAN.label or self.population(label)):
-                rows = self._rows((label, metric))
+                rows = self._table(label).rows((label, metric))
                 rows = rows[self._all.lengths[rows] > 0]
                 if (self._all.lengths[rows] != 2).any():
                     raise InputError(f"{label}: expected two numbers behind top1, label and predicted class")
@@ -241,10 +238,7 @@ class Card:
     @property
     def images(self) -> list[str]:
         """The names of all images, sorted."""
-        return self._sorted(self._images_of(self._numbers))
-
-    def _sorted(self, images: np.ndarray) -> list[str]:
-        return sorted(self._all.values_of("image")[np.flatnonzero(images)])
+        return sorted({name for table in self._tables.values() for name in table.names})
 
     @cached_property
     def image_count(self) -> int:
@@ -253,14 +247,7 @@ class Card:
 
     def names_of(self, population: str) -> list[str]:
         """The images of a population, sorted."""
-        return self._names.get(population, [])
-
-    @cached_property
-    def _names(self) -> dict[str, list[str]]:
-        keys: dict[str, list[Key]] = {}
-        for key in self._numbers:
-            keys.setdefault(self.population(key[0]), []).append(key)
-        return {population: self._sorted(self._images_of(own)) for population, own in keys.items()}
+        return self._tables[population].names if population in self._tables else []
 
     def without(self, key: Key) -> set[str]:
         """The images of a setting's population that have no such number."""
@@ -269,41 +256,29 @@ class Card:
 
     def values(self, label: str, metric: str) -> np.ndarray:
         """The value of each image of the setting's population, in order of name, NaN where there is none."""
-        rows, order = self._rows((label, metric)), self._orders[self.population(label)]
-        ranks, count = order[self._all.codes["image"][rows]], int(order.max() + 1)
-        return _by_rank(ranks, self._all.value[rows], count, f"{label}, {metric}")
+        return self._table(label).array((label, metric))
 
     def details(self, label: str, metric: str) -> Details:
         """The details of a metric, image by image."""
-        rows, order = self._rows((label, metric)), self._orders[self.population(label)]
-        ranks = order[self._all.codes["image"][rows]]
-        return Details(ranks, self._all.lengths[rows], self._all.details(rows), int(order.max() + 1))
-
-    @cached_property
-    def _orders(self) -> dict[str, np.ndarray]:
-        """Of each population, the rank by name of every image; -1 for images of others."""
-        codes = self._all.names["image"]
-        orders = {}
-        for population, names in self._names.items():
-            order = np.full(len(codes), -1)
-            order[[codes[name] for name in names]] = np.arange(len(names))
-            orders[population] = order
-        return orders
+        table = self._table(label)
+        rows = table.rows((label, metric))
+        return Details(table.ranks(rows), self._all.lengths[rows], self._all.details(rows), len(table))
 
     @property
     def done(self) -> dict[str, int]:
         """How many images have been through each setting, those with broken predictions too."""
         done: dict[str, int] = {}
-        for label, metric in self._numbers:
-            count = int(self._images_of([(label, metric)]).sum())
+        for label, metric in self.keys:
+            count = self._table(label).count((label, metric))
             done[label] = min(done.get(label, count), count)
         return done
 
-    @property
+    @cached_property
     def keys(self) -> list[Key]:
         """What was measured, in the order of the run."""
         order = {label: i for i, label in enumerate(self.settings)}
-        return sorted(self._numbers, key=lambda key: order.get(key[0], len(order)))
+        columns = (column for table in self._tables.values() for column in table.columns)
+        return sorted(columns, key=lambda key: order[key[0]])
 
     def measured_settings(
         self, suite: str | None = None, metric: str = "", source: str = ""
@@ -321,9 +296,12 @@ class Card:
     def curve(self, label: str, metric: str) -> tuple[np.ndarray, np.ndarray] | None:
         """Mean and half of the 95 % interval at each point of a curve, or of each layer; None where there is
         none."""
-        if (label, metric) not in self._numbers or metric == TOP1.name or metric in self._uneven:
+        key = label, metric
+        if label not in self.settings or key not in self._tables.get(self.population(label), ()):
             return None
-        rows = self._rows((label, metric))
+        if self._is_uneven(key):
+            return None
+        rows = self._table(label).rows(key)
         rows = rows[self._all.lengths[rows] > 0]
         if not len(rows):
             return None
@@ -342,7 +320,7 @@ class Card:
     def measured(self) -> dict[Key, Number]:
         """The mean of every setting and metric, and what suites add to single settings."""
         measured: dict[Key, Number] = {}
-        for population in self._orders:
+        for population in self._tables:
             keys = [key for key in self.keys if self.population(key[0]) == population]
             values = np.stack([self.values(*key) for key in keys])
             point, samples = bootstrap(values, repeats=self.repeats, seed=self.seed)
@@ -358,7 +336,7 @@ class Card:
 
     def _note(self, key: Key) -> str:
         """The note of all rows; where they are of several groups (the styles of ImageNet-R), which."""
-        rows = self._rows(key)
+        rows = self._table(key[0]).rows(key)
         rows = rows[self._noted[rows]]
         notes = self._all.text("note", rows[self._all.groups(["note"], rows).first]).tolist()
         return f"{len(notes)} groups: {abbreviated(notes)}" if len(notes) > 1 else "".join(notes)
@@ -441,27 +419,16 @@ class Details(NamedTuple):
     """The numbers behind the values of a metric.
 
     Attributes:
-        ranks: The rank by name of each row's image       lengths: how many numbers each row has.
-        numbers: Of all rows, one after the other         images: the number of images.
+        ranks: The rank by name of each row's image.
+        lengths: How many numbers each row has.
+        numbers: Of all rows, one after the other.
+        images: The number of images.
     """
 
     ranks: np.ndarray
     lengths: np.ndarray
     numbers: np.ndarray
     images: int
-
-
-def _by_rank(ranks: np.ndarray, values: np.ndarray, count: int, name: str) -> np.ndarray:
-    """An array of `count` values, NaN where there is none. Two rows of one image must agree."""
-    out = np.full(count, np.nan)
-    out[ranks] = values
-    conflicts = int(((out[ranks] != values) & ~(np.isnan(out[ranks]) & np.isnan(values))).sum())
-    if conflicts:
-        raise InputError(
-            f"{name}: {conflicts} images have two rows with different values. The folder holds rows of two "
-            "runs: remove the row file that does not belong to it."
-        )
-    return out
 
 
 def _by_key(scores: Iterable[Score]) -> dict[Key, Number]:

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from torch.utils.data import default_collate
 
 from steadygaze.errors import InputError
 from steadygaze.progress import OnProgress, Progress, ignore_progress
-from steadygaze.runs.loop import Run
+from steadygaze.runs.loop import Prepared, Run
 from steadygaze.runs.request import StressRequest, VerifyRequest
-from steadygaze.runs.rows import STRESS
 from steadygaze.runs.shards import World
+from steadygaze.runs.source import Job
 from steadygaze.runs.stress import prepare_stress
 from steadygaze.runs.verify import prepare_verify
 from steadygaze.training.images import TrainingImages, cache_features
@@ -84,14 +84,14 @@ def check_shards(numbers: Iterable[int]) -> tuple[int, ...]:
 # -- verify and stress -----------------------------------------------------------------------------
 
 
-def estimate_verify(
-    request: VerifyRequest,
+def estimate_run(
+    request: VerifyRequest | StressRequest,
     *,
     shards: Sequence[int] = SHARDS,
     world: World | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Estimate:
-    """Estimate a run of `verify`. Checks everything that the run checks, and writes nothing.
+    """Estimate a run of `verify` or `stress`. Checks everything that the run checks, and writes nothing.
 
     Args:
         request: The request of the run; its data must be files.
@@ -106,46 +106,18 @@ def estimate_verify(
         InputError: The request is wrong, or its folder contains another run.
     """
     began = time.perf_counter()
-    world = _world_of(request, world)
-    prepared = prepare_verify(request, world)
-    timed = replace(prepared, request=replace(request, keep_maps=None))  # a dry run stores no maps
-    sample = _Sample(
-        Run(request.out, prepared.settings, prepared.about, task="verify", world=world),
-        list(chain.from_iterable(prepared.source.jobs(prepared.plan.keys))),
-        prepared.source,
-        lambda job, batch: list(timed.compute(job, batch, lambda images, keys: True)),
-        prepared.device,
-        prepared.num_workers,
-    )
-    return sample.estimate(prepared.identity["model"], began, shards, [], on_progress)
-
-
-def estimate_stress(
-    request: StressRequest,
-    *,
-    shards: Sequence[int] = SHARDS,
-    world: World | None = None,
-    on_progress: OnProgress = ignore_progress,
-) -> Estimate:
-    """Estimate a run of `stress`; arguments, result and errors as for `estimate_verify`."""
-    began = time.perf_counter()
-    world = _world_of(request, world)
-    prepared = prepare_stress(request, world)
-    sample = _Sample(
-        Run(request.out, prepared.settings, prepared.about, task=STRESS, world=world),
-        prepared.jobs(),
-        prepared.loader,
-        lambda job, images: list(prepared.compute(job, images)),
-        prepared.evaluator.device,
-        prepared.num_workers,
-    )
-    return sample.estimate(prepared.evaluator.name, began, shards, prepared.notes, on_progress)
-
-
-def _world_of(request: VerifyRequest | StressRequest, world: World | None) -> World:
     if request.in_memory:
         raise InputError("dry run: expected data in a folder, whose images can be counted, got batches")
-    return (world or World()).of_shard(request.shard)
+    world = (world or World()).of_shard(request.shard)
+    prepared: Prepared[Any]
+    if isinstance(request, VerifyRequest):
+        ready = prepare_verify(request, world)
+        prepared = replace(ready, request=replace(request, keep_maps=None))  # a dry run stores no maps
+    else:
+        prepared = prepare_stress(request, world)
+    run = Run(request.out, prepared.settings, prepared.about, task=prepared.task, world=world)
+    notes = prepared.settings.get("notes", [])
+    return _Sample(run, prepared).estimate(began, shards, notes, on_progress)
 
 
 @dataclass(frozen=True)
@@ -153,28 +125,25 @@ class _Sample:
     """A prepared run, some of whose jobs are timed."""
 
     run: Run
-    jobs: Sequence[Any]
-    loader: Any
-    compute: Callable[[Any, Any], object]
-    device: torch.device
-    num_workers: int
+    prepared: Prepared[Any]
 
     def estimate(
-        self, model: str, began: float, shards: Sequence[int], notes: Sequence[str], on_progress: OnProgress
+        self, began: float, shards: Sequence[int], notes: Sequence[str], on_progress: OnProgress
     ) -> Estimate:
         run, shard = self.run, self.run.world.shard
-        own = [job for job in self.jobs if run.world.owns(job.batch)]
+        all_jobs = self.prepared.jobs()
+        own = [job for job in all_jobs if run.world.owns(job.batch)]
         run.read_done()
-        left = run.remaining(self.jobs, self.loader)
+        left = run.remaining(all_jobs, self.prepared.loader)
         images_left, rows_left = set(), 0
         for job in left:
             for image, _ in run.missing(job):
                 images_left.add(image)
                 rows_left += 1
         startup = time.perf_counter() - began
-        groups: dict[Any, list[Any]] = defaultdict(list)  # jobs whose images cost the same
+        groups: dict[Any, list[Job]] = defaultdict(list)  # jobs whose images cost the same
         for job in left:
-            groups[getattr(job, "condition", None), getattr(job, "set_name", "")].append(job)
+            groups[job.condition, job.set_name].append(job)
         by_batch: dict[int, float] = defaultdict(float)
         for_every_shard = 0.0
         for number, jobs in enumerate(groups.values()):
@@ -197,8 +166,8 @@ class _Sample:
             notes = [*notes, f"of shard {shard} only; leave out --shard to estimate the whole run"]
         return Estimate(
             run.task,
-            model,
-            str(self.device),
+            self.prepared.identity["model"],
+            str(self.prepared.device),
             len({image for job in own for image in job.images}),
             len(images_left),
             sum(len(job.images) * len(job.keys) for job in own),
@@ -209,13 +178,13 @@ class _Sample:
             notes,
         )
 
-    def _seconds_of_image(self, jobs: Sequence[Any], allowed: float) -> float:
+    def _seconds_of_image(self, jobs: Sequence[Job], allowed: float) -> float:
         """Time two of the largest batches, after a warm-up with one image."""
         full = max(len(job.images) for job in jobs)
         readable = (
             job
             for job in sorted(jobs, key=lambda job: full - len(job.images))
-            if self.loader.load(job).data is not None
+            if self.prepared.loader.load(job).data is not None
         )
         references = not jobs[0].keys
         batches = list(islice(readable, 1 + REFERENCES // full if references else 2))
@@ -223,33 +192,27 @@ class _Sample:
             raise InputError(
                 f"dry run: none of the images that are left can be read, such as {jobs[0].images[0]}"
             )
-        one_image = _first_images(batches[0], 1)
+        one_image = replace(batches[0], run_images=batches[0].run_images[:1])
         self._timed(one_image)
         slow = self._timed(one_image)
         if sum(slow) <= allowed or references:
             count = full if references else max(1, int(allowed / 2 / max(sum(slow), 1e-9)))
-            batches = [_first_images(job, count) for job in batches]
+            batches = [replace(job, run_images=job.run_images[:count]) for job in batches]
             images = sum(len(job.images) for job in batches)
             loading, model = (sum(times) / images for times in zip(*map(self._timed, batches), strict=True))
         else:
             loading, model = slow
-        return _together(loading, model, self.num_workers, self.device)
+        return _together(loading, model, self.prepared.num_workers, self.prepared.device)
 
-    def _timed(self, job: Any) -> tuple[float, float]:
+    def _timed(self, job: Job) -> tuple[float, float]:
         """Return the seconds of loading, and of computing."""
         began = time.perf_counter()
-        data = self.loader.load(job).data
+        data = self.prepared.loader.load(job).data
         loaded = time.perf_counter()
         if data is not None:
-            self.compute(job, data)
-        _synchronize(self.device)
+            list(self.prepared.compute(job, data, lambda images, keys: True))
+        _synchronize(self.prepared.device)
         return loaded - began, time.perf_counter() - loaded
-
-
-def _first_images(job: Any, count: int) -> Any:
-    """Return the job with some of its images only."""
-    lists = [name for name in ("images", "items", "run_images") if hasattr(job, name)]
-    return replace(job, **{name: getattr(job, name)[:count] for name in lists})
 
 
 def _together(loading: float, model: float, num_workers: int, device: torch.device) -> float:

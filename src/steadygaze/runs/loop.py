@@ -1,9 +1,7 @@
-"""Loading the images of later jobs while the model works on earlier ones, in threads or in worker
-processes.
+"""The engine of `verify` and `stress`: jobs in, rows out.
 
-The loop of `verify` and `stress`: jobs in, rows out.
-
-A job is some images together with the rows that each of them must have in the end. What is on disk is skipped
+The images of later jobs are loaded while the model works on earlier ones, in threads or worker processes. A
+job is some images together with the rows that each of them must have in the end. What is on disk is skipped
 by key, images that cannot be read are recorded and tried again when the run is resumed, images whose file
 changed are computed again, and the rows of a job are written at once. The composition of a job depends on the
 order of the data and the batch size only, never on what was done before or on the number of processes: so the
@@ -20,59 +18,29 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from steadygaze.errors import ImageError, SteadygazeError
+from steadygaze.errors import DamagedDataWarning, ImageError, SteadygazeError
+from steadygaze.loading.loaded import LoadedModel
 from steadygaze.progress import OnProgress, Progress, ignore_progress
+from steadygaze.runs.request import Request
 from steadygaze.runs.rows import Row, RowKey, Rows, key_of
 from steadygaze.runs.shards import World, lock_run
+from steadygaze.runs.source import ImageLoader, Inputs, Job, RunImage, Source
 from steadygaze.runs.status import ProgressFile, Tally
 from steadygaze.runs.store import Done, Store, holds_run, make_folder, prepare
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
-T_co = TypeVar("T_co", covariant=True)
-J_contra = TypeVar("J_contra", contravariant=True)
 PREFETCHED = 4  # jobs that each worker process loads ahead
-
-
-@dataclass(frozen=True)
-class Inputs(Generic[T_co]):
-    """What loading a job gives.
-
-    Attributes:
-        data: For the function that computes; None if no image of the job could be read.
-        content: Image -> content hash, for each image that was read.
-        unreadable: Image -> reason.
-    """
-
-    data: T_co | None
-    content: Mapping[str, str]
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-
-
-class Loader(Protocol[J_contra, T_co]):
-    """Reads the images of a job. It is pickled for worker processes where a platform has no fork."""
-
-    def load(self, job: J_contra) -> Inputs[T_co]:
-        """The images of a job, ready for the model."""
-        ...
-
-    def readable(self, job: J_contra, image: str) -> bool:
-        """Whether an image that could not be read in an earlier run can be read now."""
-        ...
-
-    def content(self, job: J_contra, image: str) -> str:
-        """The content hash of an image as it is now; may raise `ImageError`. "" if unknown."""
-        ...
 
 
 def load_ahead(
@@ -179,36 +147,6 @@ READERS = 8  # threads that read files to check their content
 NAMED = 5  # replaced images that a warning names
 
 
-@dataclass(frozen=True)
-class Job:
-    """Images that are computed together. Plain data, so that it can be pickled.
-
-    Attributes:
-        images: Names, as written to rows.
-        keys: The rows that each of these images must have in the end.
-        batch: Its number decides which shard and process does the job (`World.owns`), so jobs of one batch
-            stay together.
-        work: Units of progress; 0 is the number of images.
-        requires: Jobs without rows of their own that come before the first unfinished job that requires them.
-        payload: What the loader reads the images from.
-    """
-
-    images: tuple[str, ...]
-    keys: tuple[RowKey, ...]
-    batch: int = 0
-    work: int = 0
-    requires: tuple[Job, ...] = field(default=(), repr=False)
-    payload: Any = field(default=None, repr=False)
-
-    @property
-    def size(self) -> int:
-        """Units of progress."""
-        return self.work or len(self.images)
-
-
-J = TypeVar("J", bound=Job)
-
-
 Lacks = Callable[[Iterable[str], tuple[RowKey, ...]], bool]  # whether an image lacks one of these rows
 
 
@@ -226,12 +164,7 @@ class Portion:
     known: bool = False
 
 
-Compute = Callable[[J, T, Lacks], Iterable[Portion]]
-
-
-def at_once(rows_of: Callable[[J, T], Iterable[Row]]) -> Compute[J, T]:
-    """From a function that gives all rows of a job."""
-    return lambda job, data, lacks: [Portion(list(rows_of(job, data)))]
+Compute = Callable[[Job, T, Lacks], Iterable[Portion]]
 
 
 @dataclass
@@ -251,14 +184,6 @@ def total_work(jobs: Iterable[Job], world: World) -> int:
     """All units of progress of this process's jobs, with the jobs that they require."""
     own = [job for job in jobs if world.owns(job.batch)]
     return _size(_required(own)) + _size(own)
-
-
-def owned_images(count: int | None, batch_size: int, world: World) -> int | None:
-    """How many of `count` images, in batches, belong to this process; None if the number is unknown."""
-    if count is None:
-        return None
-    starts = enumerate(range(0, count, batch_size))
-    return sum(min(batch_size, count - start) for number, start in starts if world.owns(number))
 
 
 def _size(jobs: Iterable[Job]) -> int:
@@ -371,9 +296,9 @@ class Run:
 
     def execute(
         self,
-        jobs: Iterable[J],
-        loader: Loader[J, T],
-        compute: Compute[J, T],
+        jobs: Iterable[Job],
+        loader: ImageLoader[T],
+        compute: Compute[T],
         *,
         num_workers: int = 0,
         processes: bool = False,
@@ -384,7 +309,7 @@ class Run:
             jobs: A list, or an iterator that is read as the run proceeds, ahead of the model by a few jobs.
             num_workers: Threads, or with `processes` worker processes, that load images ahead of the model.
         """
-        todo: Iterable[J]
+        todo: Iterable[Job]
         if isinstance(jobs, Sequence):
             todo = self.remaining(jobs, loader)
         else:
@@ -414,7 +339,7 @@ class Run:
         setattr(self.pace, on, getattr(self.pace, on) + now - since)
         return now
 
-    def remaining(self, jobs: Sequence[J], loader: Loader[J, T]) -> list[J]:
+    def remaining(self, jobs: Sequence[Job], loader: ImageLoader[T]) -> list[Job]:
         """The jobs of this process that have rows to compute, after the jobs that they require."""
         if self.world.shard:
             self._images |= {i for job in jobs if self.world.shard.owns(job.batch) for i in job.images}
@@ -426,7 +351,7 @@ class Run:
         self._planned += _size(own) + _size(job for job in _required(own) if id(job) not in self._prepared)
         self._tally.complete = self._planned == self.total
         required = [job for job in _required(pending) if id(job) not in self._prepared]
-        todo: list[J] = [*required, *pending]  # type: ignore[list-item]  # a job requires jobs of its own kind
+        todo = [*required, *pending]
         new = [job for job in _required(own) if id(job) not in self._prepared]
         skipped = _size(new) + _size(own) - _size(todo)
         self._resumed += skipped
@@ -445,13 +370,13 @@ class Run:
             if image not in self.done.unreadable or image in self._retried:
                 yield from ((image, key) for key in job.keys if not self.done.has((image, *key)))
 
-    def _pending(self, jobs: Sequence[J], loader: Loader[J, T]) -> list[J]:
+    def _pending(self, jobs: Sequence[Job], loader: ImageLoader[T]) -> list[Job]:
         """The jobs with an image that lacks rows; an image that was unreadable counts if it can be read
         now.
         """
         readable = self._readable
 
-        def wanted(job: J, image: str) -> bool:
+        def wanted(job: Job, image: str) -> bool:
             if not self.done.lacks(image, job.keys):
                 return False
             if image in self.done.unreadable and image not in readable:
@@ -462,7 +387,7 @@ class Run:
 
         return [job for job in jobs if sum(wanted(job, image) for image in job.images)]
 
-    def _forget_replaced(self, jobs: Sequence[J], loader: Loader[J, T]) -> None:
+    def _forget_replaced(self, jobs: Sequence[Job], loader: ImageLoader[T]) -> None:
         """Recompute images whose content is not that of their rows."""
         computed = {image: job for job in jobs for image in job.images if image in self.done.content}
         if not computed:
@@ -531,3 +456,99 @@ class Run:
             if self._progress_file is not None:
                 self._progress_file.report(progress, self._tally.counts)
             self.on_progress(progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared(Generic[T]):
+    """A run that is checked, with nothing computed yet; `verify` and `stress` say what a batch becomes.
+
+    Attributes:
+        loaded: The model with its preprocessing and names; None for a bare module.
+        identity: The model in a row.
+        settings: Everything that defines the numbers.
+        about: What run.json records besides.
+    """
+
+    task: ClassVar[str]
+    unit: ClassVar[str] = "images"
+    processes: ClassVar[bool] = False  # images are loaded by worker processes, not by threads
+
+    request: Request
+    loaded: LoadedModel | None
+    source: Source
+    loader: ImageLoader[T]
+    identity: dict[str, str]
+    settings: dict[str, Any]
+    about: dict[str, Any]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        raise NotImplementedError
+
+    def jobs_of(self, images: tuple[RunImage, ...], number: int) -> Iterable[Job]:
+        """The jobs of a batch."""
+        raise NotImplementedError
+
+    def compute(self, job: Job, data: T, lacks: Lacks) -> Iterable[Portion]:
+        """The rows of a job, as they become known."""
+        raise NotImplementedError
+
+    def work(self, world: World) -> int | None:
+        """Units of progress of this process; None if unknown."""
+        raise NotImplementedError
+
+    def groups(self) -> Iterator[Iterable[Job]]:
+        """Jobs, group by group: a folder all at once, memory batch by batch, a stream as it comes."""
+        for batches in self.source.groups():
+            jobs = (job for number, images in batches for job in self.jobs_of(images, number))
+            yield list(jobs) if isinstance(batches, Sequence) else jobs
+
+    def jobs(self) -> list[Job]:
+        """All jobs of a run over files, listed."""
+        return [job for group in self.groups() for job in group]
+
+    @property
+    def num_workers(self) -> int:
+        """Threads or processes that load images ahead of the model."""
+        if self.request.num_workers is not None:
+            return self.request.num_workers
+        return 0 if self.request.in_memory else default_num_workers(self.device)
+
+    def reporting(self, on_progress: OnProgress) -> AbstractContextManager[None]:
+        """A context in which the methods report their own progress."""
+        return nullcontext()
+
+    def after_group(self, number: int, jobs: Iterable[Job], world: World) -> None:
+        """Called when the rows of a group are written."""
+
+    def after_run(self, run: Run, rows: Rows, world: World) -> None:
+        """Called when all rows are written."""
+
+    def run(
+        self, world: World | None, on_progress: OnProgress = ignore_progress, pace: Pace | None = None
+    ) -> Rows:
+        """Compute the rows that are missing; all rows of the run."""
+        world = (world or World()).of_shard(self.request.shard)
+        run = Run(
+            self.request.out,
+            self.settings,
+            self.about,
+            task=self.task,
+            unit=self.unit,
+            total=self.work(world),
+            world=world,
+            on_progress=on_progress,
+        )
+        run.pace = pace or run.pace
+        with run, self.reporting(on_progress):
+            for number, jobs in enumerate(self.groups()):
+                run.execute(
+                    jobs, self.loader, self.compute, num_workers=self.num_workers, processes=self.processes
+                )
+                self.after_group(number, jobs, world)
+        for damage in self.source.damaged:
+            warnings.warn(damage, DamagedDataWarning, stacklevel=3)
+        rows = run.rows()
+        self.after_run(run, rows, world)
+        return rows

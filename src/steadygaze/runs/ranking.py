@@ -1,11 +1,10 @@
-"""Which runs can share a table: those measured with the same settings, on the same images.
+"""From the rows of `verify` to a ranking: a section for each model and data set, a line for each method and
+score, a cell for each metric.
 
-Runs may differ in methods, scores, metrics and in how many images of one data set were used. Numbers for
-another class, at other ratios, with another fill, seed or preprocessing, or of other images in a folder of
-the same name are another table.
-
-From rows to a ranking: one section for each model and data set, one line for each method and score, one
-cell a metric.
+Runs share a section if they were measured with the same settings on the same images. They may differ in
+methods, scores, metrics and in how many images of one data set were used. Numbers for another class, at other
+ratios, with another fill, seed or preprocessing, or of other images in a folder of the same name are another
+section.
 """
 
 from __future__ import annotations
@@ -151,12 +150,12 @@ class Section:
         self.model, self.weights, self.data = model, weights, data
         self.repeats, self.seed = repeats, seed
         self.run, self.variant, self.ratios = run, variant, list(ratios)
-        groups = rows.groups(["metric", "method", "score"], positions)
-        first = positions[groups.first]
-        metrics, methods, scores = (rows.text(name, first) for name in ("metric", "method", "score"))
-        lines = zip(methods, scores, strict=True)
-        keys = list(zip(metrics, lines, strict=True))
-        self.table: ImageTable[tuple[str, Line]] = ImageTable(rows, positions, groups, keys)
+        self.table: ImageTable[tuple[str, Line]] = ImageTable(
+            rows,
+            positions,
+            ["metric", "method", "score"],
+            lambda metric, method, score: (metric, (method, score)),
+        )
         self.notes = _last_notes(rows, positions)  # metric -> how it was measured
         self.flags = _flagged_images(rows, positions)  # line -> images whose map is zero or broken
 

@@ -32,7 +32,7 @@ from steadygaze.runs.plan import Column
 from steadygaze.runs.ranking import Line, Section, quantity
 from steadygaze.runs.request import CHANCE
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.source import ImageLoader, ImageView, RunImage
+from steadygaze.runs.source import ImageView, RunImage, ViewLoader
 from steadygaze.runs.suite import Suite
 from steadygaze.target import Outputs, describe, predictions
 from steadygaze.untrusted import read_bounded, read_json, read_record
@@ -302,7 +302,7 @@ class SettingSampler:
     out: Path
     evaluator: Evaluator
     suites: Sequence[Suite]
-    loader: ImageLoader
+    loader: ViewLoader
     method: str
     class_names: Sequence[str] | None
 

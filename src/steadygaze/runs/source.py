@@ -1,19 +1,21 @@
-"""The images of a stress run: labeled files of a folder or a stream, or batches in memory.
+"""The images of a run: where they come from, how they are read, and the jobs that they form.
 
-Worker processes beside the model turn them into what the model is shown: uint8, resized and cropped, before
-normalization. A job is one batch of images under one condition.
+    Source (files or memory) -> batches of RunImage -> Job -> ImageLoader -> what the model is shown
+
+`verify` shows the model its images once, `stress` under many conditions: a job is one batch of images, there
+under one condition. Loaders work in threads or processes beside the model.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, islice
+from itertools import count, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,40 +24,38 @@ from PIL import Image
 from torch import Tensor
 
 from steadygaze.data.datasets.tree import abbreviated, subfolders
-from steadygaze.data.folders import ClassLookup as Classes
-from steadygaze.data.folders import Item, Unlabeled
-from steadygaze.data.images import bytes_hash, names_hash, read_image, source_hash, tensor_hash
-from steadygaze.data.images import images_below as below
-from steadygaze.data.label_maps import IGNORED
-from steadygaze.data.label_maps import SegmentationImages as Segmented
-from steadygaze.data.label_maps import find_label_maps as find_maps
-from steadygaze.data.masks import Decode, read_mask
-from steadygaze.data.masks import LabeledImages as Labeled
-from steadygaze.data.masks import find_labeled_images as find
+from steadygaze.data.folders import ClassLookup, Item
+from steadygaze.data.images import (
+    bytes_hash,
+    images_below,
+    names_hash,
+    read_image,
+    source_hash,
+    tensor_hash,
+)
+from steadygaze.data.label_maps import IGNORED, SegmentationImages, find_label_maps
+from steadygaze.data.masks import Decode, LabeledImages, find_labeled_images, read_mask
 from steadygaze.data.memory import InMemoryData, TensorBatch
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.data.stream_spec import StreamSpec
 from steadygaze.data.streams import ImageStream, open_stream, read_ahead
 from steadygaze.errors import ImageError, InputError
-from steadygaze.loading.loaded import LoadedModel
 from steadygaze.robustness.attacks import pixels_of
-from steadygaze.runs.loop import Inputs, Job
 from steadygaze.runs.prepare import Normalization, check_levels
 from steadygaze.runs.request import Request
+from steadygaze.runs.rows import RowKey
 from steadygaze.runs.settings import Condition, Views
+from steadygaze.runs.shards import World
 from steadygaze.seeding import image_seed
 
 Pixels = UInt8[np.ndarray, "h w 3"]
+T = TypeVar("T")
 
 REMEMBERED = 2  # batches of images that a worker keeps for the next condition
+SAMPLES = 64  # images of a stream that are kept, to be stored with the run
 
 
-class ViewMaker(Protocol):
-    """The part of a suite that runs in worker processes."""
-
-    def make(self, image: ImageView, condition: Condition) -> Views:
-        """The views that the condition makes of one image."""
-        ...
+# -- images and jobs -------------------------------------------------------------------------------
 
 
 class Reader(Protocol):
@@ -70,14 +70,25 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class RunImage:
-    """One image of the run: its name in the rows, every correct class, its file, and who reads it (None: it
-    is of the data). group: a part of a set, noted in its rows."""
+    """One image of a run.
+
+    Attributes:
+        name: Its name in the rows.
+        labels: Every correct class; empty if its label is not known.
+        item: Its file; None for an image in memory.
+        reader: Reads an image of a suite's own set; None for an image of the data.
+        group: The part of a set that it belongs to, noted in its rows.
+        tensor: (3, H, W), an image in memory as it was given, normalized.
+        mask: (H, W), the mask or label map of an image in memory.
+    """
 
     name: str
     labels: tuple[int, ...]
     item: Item | None = None
     reader: Reader | None = None
     group: str = ""
+    tensor: Tensor | None = field(default=None, compare=False, repr=False)
+    mask: Tensor | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, item: Item) -> RunImage:
@@ -85,12 +96,120 @@ class RunImage:
 
 
 @dataclass(frozen=True)
-class StressJob(Job):
-    """Some images of one batch under one condition. set_name: of the image set, for references."""
+class Job:
+    """Images that are computed together. Plain data, so that it can be pickled.
 
-    run_images: tuple[RunImage, ...] = ()
+    Attributes:
+        run_images: The images.
+        keys: The rows that each of these images must have in the end.
+        batch: Its number decides which shard and process does the job (`World.owns`), so jobs of one batch
+            stay together.
+        work: Units of progress; 0 is the number of images.
+        requires: Jobs without rows of their own that come before the first unfinished job that requires them.
+        condition: What is done to the images; None in `verify`.
+        set_name: Name of the image set that references belong to.
+    """
+
+    run_images: tuple[RunImage, ...]
+    keys: tuple[RowKey, ...]
+    batch: int = 0
+    work: int = 0
+    requires: tuple[Job, ...] = field(default=(), repr=False)
     condition: Condition | None = None
     set_name: str = ""
+
+    @cached_property
+    def images(self) -> tuple[str, ...]:
+        """Names, as written to rows."""
+        return tuple(image.name for image in self.run_images)
+
+    @property
+    def size(self) -> int:
+        """Units of progress."""
+        return self.work or len(self.run_images)
+
+    def image(self, name: str) -> RunImage:
+        """The image of this name."""
+        return self.run_images[self.images.index(name)]
+
+
+@dataclass(frozen=True)
+class Inputs(Generic[T]):
+    """What loading a job gives.
+
+    Attributes:
+        data: For the function that computes; None if no image of the job could be read.
+        content: Image -> content hash, for each image that was read.
+        unreadable: Image -> reason.
+    """
+
+    data: T | None
+    content: Mapping[str, str]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+
+# -- loaders ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class ImageLoader(Generic[T]):
+    """Reads the images of a job. It is pickled for worker processes where a platform has no fork.
+
+    Attributes:
+        preprocess: Of the model; of images in memory their size, mean and std.
+        decode: How masks and label maps are read; None without them.
+    """
+
+    preprocess: Preprocess
+    decode: Decode | None = None
+
+    def load(self, job: Job) -> Inputs[T]:
+        """The images of a job, ready for the model."""
+        raise NotImplementedError
+
+    def opened(self, image: RunImage) -> Image.Image:
+        """The image file, as RGB."""
+        assert image.item is not None
+        return read_image(image.item.source) if image.reader is None else image.reader.read(image.item)
+
+    def mask(self, image: RunImage, size: tuple[int, int]) -> Image.Image:
+        """Its mask: 255 object, 128 border, 0 rest. size: (width, height) that the mask must have."""
+        assert image.item is not None and self.decode is not None
+        return read_mask(image.item, self.decode, size)
+
+    def readable(self, job: Job, name: str) -> bool:
+        """Whether an image that could not be read in an earlier run can be read now, with its mask."""
+        image = job.image(name)
+        try:
+            if image.tensor is None:
+                opened = self.opened(image)
+                if self.decode is not None and image.reader is None:
+                    self.mask(image, opened.size)
+        except ImageError:
+            return False
+        return True
+
+    def content(self, job: Job, name: str) -> str:
+        """The content hash of an image as it is now; may raise `ImageError`."""
+        return self.hash(job.image(name))
+
+    def hash(self, image: RunImage) -> str:
+        """The content hash of an image."""
+        if image.tensor is not None:
+            return tensor_hash(image.tensor)
+        assert image.item is not None
+        source = image.item.source
+        if not isinstance(source, Path) or source.is_file():
+            return source_hash(source)
+        return bytes_hash(np.asarray(self.opened(image)).tobytes())
+
+
+class ViewMaker(Protocol):
+    """The part of a suite that runs in worker processes."""
+
+    def make(self, image: ImageView, condition: Condition) -> Views:
+        """The views that the condition makes of one image."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -123,34 +242,23 @@ class Batch:
 
 
 @dataclass
-class ImageLoader:
-    """Makes the images of a job.
+class ViewLoader(ImageLoader[Batch]):
+    """Makes the views of a job by its suite: 8-bit, resized and cropped, before normalization.
 
     Attributes:
-        memory: Pixels by name, for data in memory; None: images are read from files.
-        given: By name, images in memory as they were given, normalized.
-        decode: How masks are read              with_label_maps: whether every image comes with a label map.
-        label_maps: By name; of images in memory all of them.
+        seed: Of the run.
+        suites: By name.
+        with_label_maps: Whether every image comes with a label map.
     """
 
-    seed: int
-    suites: Mapping[str, ViewMaker]
-    preprocess: Preprocess
-    memory: Mapping[str, Pixels] | None = None
-    given: Mapping[str, Tensor] = field(default_factory=dict)
-    decode: Decode | None = None
+    seed: int = 0
+    suites: Mapping[str, ViewMaker] = field(default_factory=dict)
     with_label_maps: bool = False
-    label_maps: dict[str, np.ndarray] = field(default_factory=dict)
-    _pixels: dict[str, Pixels | str] = field(default_factory=dict)
+    _pixels: dict[str, Pixels | str] = field(default_factory=dict)  # or why it cannot be read
+    _label_maps: dict[str, np.ndarray] = field(default_factory=dict)
     _content: dict[str, str] = field(default_factory=dict)
 
-    def show_batch(
-        self, pixels: Mapping[str, Pixels], given: Mapping[str, Tensor], label_maps: dict[str, np.ndarray]
-    ) -> None:
-        """Advance to the next batch of data in memory."""
-        self.memory, self.given, self.label_maps = pixels, given, label_maps
-
-    def load(self, job: StressJob) -> Inputs[Batch]:
+    def load(self, job: Job) -> Inputs[Batch]:
         assert job.condition is not None
         suite = self.suites[job.condition.suite]
         views: list[np.ndarray] = []
@@ -162,80 +270,49 @@ class ImageLoader:
                 images.append(image)
             except ImageError as error:
                 unreadable[image.name] = str(error)
-        content = {image.name: self.content_of(image) for image in images}
-        data = self._stacked(images, views) if images else None
-        self._forget(REMEMBERED * max(1, len(job.run_images)))
-        return Inputs(data, content, unreadable)
+        for image in images:
+            if image.name not in self._content:
+                self._content[image.name] = self.hash(image)
+        content = {image.name: self._content[image.name] for image in images}
+        batch = None
+        if images:
+            stacked = torch.from_numpy(np.stack(views)).permute(0, 1, 4, 2, 3).contiguous()
+            maps = [self._label_maps[image.name] for image in images] if self.with_label_maps else None
+            batch = Batch(tuple(images), stacked, None if maps is None else torch.from_numpy(np.stack(maps)))
+        for name in list(self._pixels)[: -REMEMBERED * max(1, len(job.run_images))]:
+            del self._pixels[name]
+            self._label_maps.pop(name, None)
+        return Inputs(batch, content, unreadable)
 
-    def _stacked(self, images: list[RunImage], views: list[np.ndarray]) -> Batch:
-        stacked = torch.from_numpy(np.stack(views)).permute(0, 1, 4, 2, 3).contiguous()
-        maps = [self.label_maps[image.name] for image in images] if self.label_maps else None
-        return Batch(tuple(images), stacked, None if maps is None else torch.from_numpy(np.stack(maps)))
-
-    def readable(self, job: StressJob, image: str) -> bool:
-        """Whether an image, and its mask where masks are used, can be read now."""
-        run_image = next(one for one in job.run_images if one.name == image)
-        try:
-            view = ImageView(run_image, self)
-            opened = view.opened()
-            if self.decode is not None and run_image.reader is None:
-                view.mask(opened.size)
-        except ImageError:
-            return False
-        return True
-
-    def content(self, job: StressJob, image: str) -> str:
-        """The hash of an image's bytes as they are now."""
-        self._content.pop(image, None)
-        return self.content_of(next(one for one in job.run_images if one.name == image))
-
-    def content_of(self, image: RunImage) -> str:
-        known = self._content.get(image.name)
-        if known is None:
-            known = self._hash(image)
-            self._content[image.name] = known
-        return known
-
-    def _hash(self, image: RunImage) -> str:
-        if self.memory is not None:
-            return bytes_hash(self.memory[image.name].tobytes())
-        assert image.item is not None
-        source = image.item.source
-        if not isinstance(source, Path) or source.is_file():
-            return source_hash(source)
-        return bytes_hash(np.asarray(ImageView(image, self).opened()).tobytes())
+    def hash(self, image: RunImage) -> str:
+        return super().hash(image) if image.tensor is None else bytes_hash(self.pixels(image).tobytes())
 
     def pixels(self, image: RunImage) -> Pixels:
         """The image as the model sees it; the last ones are remembered, for the next condition."""
-        if self.memory is not None:
-            return self.memory[image.name]
-        known = self._pixels.get(image.name)
-        if known is None:
+        pixels = self._pixels.get(image.name)
+        if pixels is None:
             try:
-                known = self._read(image)
+                pixels = self._read(image) if image.tensor is None else self._levels(image, image.tensor)
             except ImageError as error:
-                known = str(error)
-            self._pixels[image.name] = known
-        if isinstance(known, str):
-            raise ImageError(known)
-        return known
+                pixels = str(error)
+            self._pixels[image.name] = pixels
+        if isinstance(pixels, str):
+            raise ImageError(pixels)
+        return pixels
 
     def _read(self, image: RunImage) -> Pixels:
-        view = ImageView(image, self)
-        opened = view.opened()
+        opened = self.opened(image)
         fits = (opened.height, opened.width) == self.preprocess.size
         ready = image.reader is not None and image.reader.ready and fits
         pixels = np.ascontiguousarray(np.asarray(opened) if ready else self.preprocess.pixels(opened))
         if self.with_label_maps:
-            self.label_maps[image.name] = self.preprocess.mask(view.mask(opened.size)).numpy()
+            self._label_maps[image.name] = self.preprocess.mask(self.mask(image, opened.size)).numpy()
         return pixels
 
-    def _forget(self, keep: int) -> None:
-        if self.memory is not None:
-            return
-        for name in list(self._pixels)[:-keep]:
-            del self._pixels[name]
-            self.label_maps.pop(name, None)
+    def _levels(self, image: RunImage, tensor: Tensor) -> Pixels:
+        if self.with_label_maps and image.mask is not None:
+            self._label_maps[image.name] = image.mask.cpu().numpy()
+        return gray_levels(tensor[None], self.preprocess.mean, self.preprocess.std)[0].numpy()
 
 
 @dataclass(frozen=True)
@@ -243,7 +320,7 @@ class ImageView:
     """One image, as a suite's `make` sees it."""
 
     image: RunImage
-    loader: ImageLoader
+    loader: ViewLoader
 
     @property
     def seed(self) -> int:
@@ -261,229 +338,217 @@ class ImageView:
 
     def uncropped(self) -> Pixels:
         """Resized, but not yet cropped; of images in memory the same as `pixels`."""
-        if self.loader.memory is not None:
+        if self.image.tensor is not None:
             return self.pixels()
         return np.ascontiguousarray(self.loader.preprocess.pixels(self.opened(), crop=False))
 
     def opened(self) -> Image.Image:
         """The image file, as RGB."""
-        assert self.image.item is not None
-        if self.image.reader is not None:
-            return self.image.reader.read(self.image.item)
-        return read_image(self.image.item.source)
+        return self.loader.opened(self.image)
 
     def mask(self, size: tuple[int, int]) -> Image.Image:
-        """Its mask, 255 object, 128 border, 0 rest. size: (width, height) of the image, which the mask must
-        have."""
-        assert self.image.item is not None and self.loader.decode is not None
-        return read_mask(self.image.item, self.loader.decode, size)
+        """Its mask: 255 object, 128 border, 0 rest. size: (width, height) that the mask must have."""
+        return self.loader.mask(self.image, size)
 
     def as_model_sees(self, image: Image.Image) -> Pixels:
         """Another image, resized and cropped as the model's images are."""
         return self.loader.preprocess.pixels(image)
 
 
-SAMPLES = 64  # images of a stream that are kept, to be stored with the run
+def gray_levels(
+    images: Float[Tensor, "b 3 h w"], mean: Sequence[float], std: Sequence[float]
+) -> UInt8[Tensor, "b h w 3"]:
+    """8-bit images, with the normalization undone."""
+    pixels = pixels_of(images, mean, std)[0]
+    return (pixels * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().cpu()
+
+
+# -- sources ---------------------------------------------------------------------------------------
+
+Batches = Iterable[tuple[int, tuple[RunImage, ...]]]  # with their numbers
 
 
 @dataclass(frozen=True)
-class ImageBatch:
-    """Images that go through all conditions together.
+class FileSource:
+    """Labeled images of a folder or a stream; for a segmenter, with label maps.
 
     Attributes:
-        pixels: By name, for data in memory: 8-bit pixels, the images as they were given, and label maps.
-        given: See `pixels`.
-        label_maps: See `pixels`.
+        folder: Of the images; None for a stream, or without data.
+        first_images: Of a stream, kept as they come, to be stored as samples of the run.
     """
 
-    images: tuple[RunImage, ...]
-    pixels: dict[str, Pixels] = field(default_factory=dict)
-    given: dict[str, Tensor] = field(default_factory=dict)
-    label_maps: dict[str, np.ndarray] = field(default_factory=dict)
-
-
-# -- folders ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FolderData:
-    """The labeled images of a folder; for a segmenter, with label maps. folder None: no images."""
-
-    folder: Path | None
-    labeled: Labeled
+    images: LabeledImages | ImageStream
     batch_size: int
-
-    @classmethod
-    def read(
-        cls,
-        folder: Path | None,
-        masks: Path | None,
-        loaded: LoadedModel,
-        classes: int,
-        *,
-        label_maps: bool,
-        limit: int | None,
-        batch_size: int,
-        labels_used: bool = True,
-    ) -> FolderData:
-        if folder is None:
-            return cls(None, Labeled([]), batch_size)
-        if not label_maps:
-            lookup = Classes(loaded.class_names, classes) if labels_used else Unlabeled()
-            labeled = find(folder, masks, lookup, limit)
-        else:
-            labeled = find_maps(folder, masks, limit=limit)
-            if labeled.classes != classes:
-                raise InputError(
-                    f"segmentation: {loaded.name} has {classes} classes, the masks of {folder} "
-                    f"({labeled.layout}) have {labeled.classes}"
-                )
-        _check_labels(labeled, loaded.name)
-        return cls(folder, labeled, batch_size)
-
-    @property
-    def count(self) -> int:
-        return len(self.labeled.items)
-
-    @property
-    def decode(self) -> Decode | None:
-        return self.labeled.decode
-
-    @property
-    def images(self) -> list[RunImage]:
-        return [RunImage.of(item) for item in self.labeled.items]
-
-    def labels(self, classes: int) -> list[int]:
-        """The classes that occur."""
-        return sorted({image.labels[0] for image in self.images})
-
-    def batches(self) -> Iterator[ImageBatch]:
-        images = self.images
-        for start in range(0, len(images), self.batch_size):
-            yield ImageBatch(tuple(images[start : start + self.batch_size]))
-
-    def facts(self) -> dict[str, Any]:
-        """What defines the numbers of the run."""
-        lines = [f"{image.name}\t{image.labels}" for image in self.images]
-        facts: dict[str, Any] = {
-            "images": len(lines) or None,
-            "images_hash": names_hash(lines) if lines else None,
-            "layout": self.labeled.layout,
-        }
-        if isinstance(self.labeled, Segmented):
-            facts["segments"] = list(self.labeled.names or range(self.labeled.classes))
-        return facts
-
-    def notes(self) -> Iterator[str]:
-        """What is missing or left out."""
-        empty = self._empty_folders()
-        if self.folder is not None and empty:
-            yield (
-                f"{len(empty)} class folders of {self.folder.name} have no image (incomplete download?): "
-                f"{abbreviated(empty)}"
-            )
-        if self.labeled.without:
-            yield f"{self.labeled.without} images have no mask and are left out"
-
-    def _empty_folders(self) -> list[str]:
-        if self.folder is None or self.labeled.layout not in ("class folders", "pairs"):
-            return []
-        return [name for name in subfolders(self.folder) if not any(below(self.folder / name))]
-
-
-def _check_labels(labeled: Labeled, model: str) -> None:
-    counts = Counter(item.name for item in labeled.items)
-    twice = next((name for name, count in counts.items() if count > 1), None)
-    if twice is not None:
-        raise InputError(f"{twice} is listed twice: every image of a run counts once")
-    unknown = next((item.name for item in labeled.items if item.label is None), None)
-    if unknown is not None:
-        raise InputError(
-            f"{unknown}: its class is not one of {model}'s. Every image needs a label that the model knows."
-        )
-
-
-# -- streams ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StreamData:
-    """Labeled images of a stream; the first ones are kept, to be stored as samples of the run."""
-
-    stream: ImageStream
-    batch_size: int
+    folder: Path | None = None
     first_images: list[RunImage] = field(default_factory=list)
 
     @classmethod
     def open(
         cls,
-        spec: StreamSpec,
-        loaded: LoadedModel,
-        classes: int,
         request: Request,
+        place: Path | StreamSpec | None,
+        lookup: ClassLookup,
         *,
-        label_maps: bool,
-        labels_used: bool,
-    ) -> StreamData:
-        if label_maps:
-            raise InputError(f"segmentation: expected a folder of images with label maps, got {spec}")
-        lookup = Classes(loaded.class_names, classes) if labels_used else Unlabeled()
-        return cls(open_stream(spec, lookup, limit=request.limit), request.batch_size)
+        labels_needed: bool,
+        label_maps: bool = False,
+    ) -> FileSource:
+        """Find the images. place: None for no images; label_maps: of a segmenter."""
+        if place is None:
+            return cls(LabeledImages([]), request.batch_size)
+        if isinstance(place, StreamSpec):
+            request.refuse_masks(place)
+            if label_maps:
+                raise InputError(f"segmentation: expected a folder of images with label maps, got {place}")
+            stream = open_stream(place, lookup, labels_needed=labels_needed, limit=request.limit)
+            return cls(stream, request.batch_size)
+        images = (
+            find_label_maps(place, request.masks, limit=request.limit)
+            if label_maps
+            else find_labeled_images(place, request.masks, lookup, request.limit)
+        )
+        return cls(images, request.batch_size, place)
 
     @cached_property
     def count(self) -> int | None:
-        return self.stream.count()
+        """Number of images; None if it is not known before they are read."""
+        return self.images.count()
+
+    @property
+    def is_stream(self) -> bool:
+        return isinstance(self.images, ImageStream)
+
+    @property
+    def damaged(self) -> list[str]:
+        """What could not be read whole, with reasons: shards of a stream."""
+        return self.images.damaged if isinstance(self.images, ImageStream) else []
 
     @property
     def decode(self) -> Decode | None:
-        return self.stream.decode
+        return self.images.decode
+
+    @property
+    def images_without_mask(self) -> int:
+        """Number of images that are left out because they have no mask."""
+        return 0 if isinstance(self.images, ImageStream) else self.images.without
+
+    @property
+    def unlabeled(self) -> str | None:
+        """The first image of a folder whose class is not one of the model's."""
+        if isinstance(self.images, ImageStream):
+            return None
+        return next((item.name for item in self.images if item.label is None), None)
+
+    def check_labels(self, model: str) -> None:
+        """InputError unless every image of a folder is there once, with a label."""
+        if isinstance(self.images, ImageStream):
+            return
+        twice = next((n for n, times in Counter(i.name for i in self.images).items() if times > 1), None)
+        if twice is not None:
+            raise InputError(f"{twice} is listed twice: every image of a run counts once")
+        if self.unlabeled is not None:
+            raise InputError(
+                f"{self.unlabeled}: its class is not one of {model}'s. Every image needs a label that the "
+                "model knows."
+            )
 
     def labels(self, classes: int) -> list[int]:
-        """All classes: which ones occur is not known before the data is read."""
-        return list(range(classes))
+        """The classes that occur; of a stream all of them, since they are not known before it is read."""
+        if isinstance(self.images, ImageStream):
+            return list(range(classes))
+        return sorted({item.label for item in self.images if item.label is not None})
 
-    def batches(self) -> Iterator[ImageBatch]:
-        items = read_ahead(self.stream)
+    def groups(self) -> Iterator[Batches]:
+        """All batches of a folder, or those of a stream as they come."""
+        yield self._streamed() if self.is_stream else list(self._numbered(iter(self.images)))
+
+    def _streamed(self) -> Iterator[tuple[int, tuple[RunImage, ...]]]:
+        assert isinstance(self.images, ImageStream)
         self.first_images.clear()
-        while batch := tuple(RunImage.of(item) for item in islice(items, self.batch_size)):
+        for number, batch in self._numbered(read_ahead(self.images)):
             self.first_images.extend(batch[: SAMPLES - len(self.first_images)])
-            yield ImageBatch(batch)
+            yield number, batch
 
-    def facts(self) -> dict[str, Any]:
-        """What defines the numbers of the run."""
-        return self.stream.facts(self.stream.first())
+    def _numbered(self, items: Iterator[Item]) -> Iterator[tuple[int, tuple[RunImage, ...]]]:
+        batches = iter(lambda: tuple(map(RunImage.of, islice(items, self.batch_size))), ())
+        return enumerate(batches)
+
+    def owned(self, world: World) -> int | None:
+        """How many images belong to this process; None if the number is unknown."""
+        if self.count is None:
+            return None
+        starts = enumerate(range(0, self.count, self.batch_size))
+        return sum(min(self.batch_size, self.count - start) for n, start in starts if world.owns(n))
+
+    def position(self, image: str) -> int:
+        return self.images.position(image)
+
+    def find(self, names: Sequence[str]) -> Iterator[RunImage]:
+        """These images, again."""
+        return map(RunImage.of, self.images.find(names))
+
+    def facts(self, *, masks: bool = False) -> dict[str, Any]:
+        """What identifies the images in the settings of a run. masks: tell which of them have masks."""
+        if isinstance(self.images, ImageStream):
+            return self.images.facts(self.images.first())
+        items = self.images.items
+        if masks:
+            lines = [f"{item.name}\t{item.label}\t{item.mask is not None}" for item in items]
+        else:
+            lines = [f"{image.name}\t{image.labels}" for image in map(RunImage.of, items)]
+        facts: dict[str, Any] = {
+            "images": len(lines) or None,
+            "images_hash": names_hash(lines) if lines else None,
+            "layout": self.images.layout,
+        }
+        if isinstance(self.images, SegmentationImages):
+            facts["segments"] = list(self.images.names or range(self.images.classes))
+        return facts
 
     def notes(self) -> Iterator[str]:
-        return iter(())
+        """What is missing or left out."""
+        if isinstance(self.images, ImageStream):
+            return
+        folder = self.folder if self.images.layout in ("class folders", "pairs") else None
+        if folder is not None:
+            empty = [name for name in subfolders(folder) if not any(images_below(folder / name))]
+            if empty:
+                yield (
+                    f"{len(empty)} class folders of {folder.name} have no image (incomplete download?): "
+                    f"{abbreviated(empty)}"
+                )
+        if self.images_without_mask:
+            yield f"{self.images_without_mask} images have no mask and are left out"
 
 
-# -- memory ----------------------------------------------------------------------------------------
+@dataclass
+class MemorySource:
+    """Batches in memory (see `data.memory`), read as they come; images are called "0", "1", ... in order.
 
+    Attributes:
+        classes: Labels must be below; None: they are not checked.
+    """
 
-class MemoryData:
-    """Batches in memory (see `data.sources`); images are called "0", "1", ... in order."""
+    data: InMemoryData
+    normalization: Normalization
+    classes: int | None = None
 
-    def __init__(
-        self,
-        data: Any,
-        *,
-        label_maps: bool = False,
-        limit: int | None = None,
-        batch_size: int = 16,
-        preprocess: Preprocess | None = None,
-        labels_used: bool = True,
-    ) -> None:
-        self.label_maps, self.limit = label_maps, limit
-        self.source = InMemoryData(
-            data,
-            batch_size=batch_size,
-            limit=limit,
-            label_maps=label_maps,
-            preprocess=preprocess,
-            labels_used=labels_used,
-        )
-        self._batches = iter(self.source)
-        self.first = next(self._batches)
+    damaged: ClassVar[list[str]] = []
+    decode: ClassVar[Decode | None] = None
+    is_stream: ClassVar[bool] = False
+    images_without_mask: ClassVar[int] = 0
+
+    @property
+    def count(self) -> int | None:
+        return self.data.count
+
+    @cached_property
+    def _batches(self) -> Iterator[TensorBatch]:
+        return iter(self.data)
+
+    @cached_property
+    def first(self) -> TensorBatch:
+        """The first batch, which identifies the data in the settings of a run."""
+        return next(self._batches)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -491,11 +556,55 @@ class MemoryData:
         height, width = self.first.images.shape[2:]
         return height, width
 
-    def check_normalization(self, normalization: Normalization, model: str) -> list[str]:
+    def groups(self) -> Iterator[Batches]:
+        """Batch by batch; each only once, since the data may be a generator."""
+        batch: TensorBatch | None = self.first
+        del self.first  # each batch is freed when the next one is read
+        for number in count():
+            if batch is None:
+                return
+            self._check_labels(batch.labels, number)
+            yield [(number, tuple(self._images(batch)))]
+            batch = next(self._batches, None)
+
+    def _images(self, batch: TensorBatch) -> Iterator[RunImage]:
+        for index, name in enumerate(batch.names):
+            labels, mask = batch.labels[index], None if batch.masks is None else batch.masks[index]
+            if self.data.label_maps:
+                labels, mask = torch.tensor(0), labels
+            yield RunImage(name, (int(labels),), tensor=batch.images[index], mask=mask)
+
+    def _check_labels(self, labels: Tensor, number: int) -> None:
+        if self.classes is None:
+            return
+        stated = labels[labels != IGNORED] if self.data.label_maps else labels
+        if stated.numel() and (int(stated.min()) < 0 or int(stated.max()) >= self.classes):
+            got = f"{int(stated.min())}..{int(stated.max())}"
+            raise InputError(f"labels: expected classes 0..{self.classes - 1}, got {got} in batch {number}")
+
+    def owned(self, world: World) -> int | None:
+        return None if world.shard else self.count
+
+    def position(self, image: str) -> int:
+        return int(image)
+
+    def find(self, names: Sequence[str]) -> Iterator[RunImage]:
+        """These images, again; none of data that can be read only once."""
+        if not self.data.rereadable:
+            return
+        wanted = set(names)
+        found: dict[str, RunImage] = {}
+        for batch in self.data:
+            found |= {image.name: image for image in self._images(batch) if image.name in wanted}
+            if len(found) == len(wanted):
+                break
+        yield from (found[name] for name in names if name in found)
+
+    def check_normalization(self, model: str) -> list[str]:
         """A note on a normalization that is neither known nor seen in the images; a wrong one is an error."""
-        images, statistics = self.first.images, (normalization.mean, normalization.std)
-        pixels_of(images, *statistics)
-        if check_levels(images, statistics) or normalization.known:
+        statistics = self.normalization.mean, self.normalization.std
+        pixels_of(self.first.images, *statistics)
+        if check_levels(self.first.images, statistics) or self.normalization.known:
             return []
         note = (
             f"{model} does not declare how its images are normalized: ImageNet's mean and std are assumed. "
@@ -504,44 +613,5 @@ class MemoryData:
         warnings.warn(note, stacklevel=5)
         return [note]
 
-    def facts(self, normalization: Normalization, classes: int) -> dict[str, Any]:
-        """What defines the numbers of the run."""
-        levels = _gray_levels(self.first.images, normalization)
-        facts: dict[str, Any] = {
-            "images": None,
-            "images_hash": tensor_hash(levels, self.first.labels),
-            "data": "in memory",
-            "limit": self.limit,
-        }
-        if self.label_maps:
-            facts["segments"] = list(range(classes))
-        return facts
 
-    def batches(self, normalization: Normalization, classes: int) -> Iterator[ImageBatch]:
-        """Every batch; each only once, since the data may be a generator."""
-        for number, batch in enumerate(chain([self.first], self._batches)):
-            self._check_range(batch.labels, classes, number)
-            yield self._image_batch(batch, normalization)
-
-    def _image_batch(self, batch: TensorBatch, normalization: Normalization) -> ImageBatch:
-        classes = [0] * len(batch) if self.label_maps else batch.labels.tolist()
-        levels = _gray_levels(batch.images, normalization).numpy()
-        maps = batch.labels.cpu().numpy() if self.label_maps else ()
-        return ImageBatch(
-            tuple(RunImage(name, (label,)) for name, label in zip(batch.names, classes, strict=True)),
-            {name: np.ascontiguousarray(one) for name, one in zip(batch.names, levels, strict=True)},
-            dict(zip(batch.names, batch.images, strict=True)),
-            dict(zip(batch.names, maps, strict=True)) if self.label_maps else {},
-        )
-
-    def _check_range(self, labels: Tensor, classes: int, number: int) -> None:
-        known = labels[labels != IGNORED] if self.label_maps else labels
-        if known.numel() and (int(known.min()) < 0 or int(known.max()) >= classes):
-            got = f"{int(known.min())}..{int(known.max())}"
-            raise InputError(f"labels: expected classes 0..{classes - 1}, got {got} in batch {number}")
-
-
-def _gray_levels(images: Tensor, normalization: Normalization) -> Tensor:
-    """(B, H, W, 3) uint8, with the normalization undone."""
-    pixels = pixels_of(images, normalization.mean, normalization.std)[0]
-    return (pixels * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
+Source = FileSource | MemorySource

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from steadygaze.errors import InputError
 from steadygaze.quantity import Combine, pooled
 from steadygaze.quantity import mean as plain_mean
-from steadygaze.runs.rows import Columns, Groups
+from steadygaze.runs.rows import Columns
 
 LEVEL = 0.95
 CELLS = 2_000_000  # entries of the draws that are held at once
@@ -46,22 +46,38 @@ class ImageTable(Generic[Column]):
     """Values, and the numbers behind them, by image and column. A column is any key, such as (setting,
     metric).
 
-    Attributes:
-        rows: Where the values are           keys: the columns, one for each of `groups`.
-        groups: Which rows are of which column           positions: the rows of `groups` in `rows`.
+    Args:
+        rows: Where the values are.
+        positions: Which of them belong to the table.
+        by: The names that distinguish columns.
+        column: From the values of these names to the key of a column.
+        uneven: Whether the details of a column may differ in length from image to image.
+        unique: Two rows of an image with different values are an error; otherwise the last one counts.
 
     Examples:
         >>> from steadygaze.runs.rows import Columns
         >>> lines = [("top1", "b.png", 1), ("top1", "a.png", 0), ("top5", "b.png", 1)]
         >>> rows = Columns.of((0, {"metric": m, "image": i, "value": v}) for m, i, v in lines)
-        >>> table = ImageTable(rows, np.arange(3), rows.groups(["metric"]), ["top1", "top5"])
+        >>> table = ImageTable(rows, np.arange(3), ["metric"], lambda metric: metric)
         >>> table.names, table.array("top5").tolist()
         (['a.png', 'b.png'], [nan, 1.0])
     """
 
-    def __init__(self, rows: Columns, positions: np.ndarray, groups: Groups, keys: Sequence[Column]) -> None:
-        self._rows, self._positions, self._groups = rows, positions, groups
-        self._number = {key: number for number, key in enumerate(keys)}
+    def __init__(
+        self,
+        rows: Columns,
+        positions: np.ndarray,
+        by: Sequence[str],
+        column: Callable[..., Column],
+        *,
+        uneven: Callable[[Column], bool] = lambda column: False,
+        unique: bool = False,
+    ) -> None:
+        self._rows, self._positions, self._unique = rows, positions, unique
+        self._groups = rows.groups(by, positions)
+        first = positions[self._groups.first]
+        values = zip(*(rows.text(name, first) for name in by), strict=True)
+        self._number = {column(*names): number for number, names in enumerate(values)}
         images = rows.codes["image"]
         self._known = np.bincount(images[positions], minlength=len(rows.names["image"])) > 0
         texts = rows.values_of("image")
@@ -70,8 +86,9 @@ class ImageTable(Generic[Column]):
         self._rank = np.full(len(self._known), -1, dtype=np.int64)
         codes = rows.names["image"]
         self._rank[[codes[name] for name in self.names]] = np.arange(len(self.names))
-        for key in keys:
-            self._check_details(key)
+        for key in self._number:
+            if not uneven(key):
+                self._check_details(key)
 
     def _check_details(self, column: Column) -> None:
         rows = self.rows(column)
@@ -111,8 +128,16 @@ class ImageTable(Generic[Column]):
     def array(self, column: Column) -> np.ndarray:
         """The value of each image in order of name, NaN where there is none."""
         rows = self.rows(column)
+        ranks, values = self.ranks(rows), self._rows.value[rows]
         out = np.full(len(self), np.nan)
-        out[self.ranks(rows)] = self._rows.value[rows]
+        out[ranks] = values
+        if self._unique:
+            conflicts = int((~np.isclose(out[ranks], values, rtol=0, atol=0, equal_nan=True)).sum())
+            if conflicts:
+                raise InputError(
+                    f"{column}: {conflicts} images have two rows with different values. The folder holds "
+                    "rows of two runs: remove the row file that does not belong to it."
+                )
         return out
 
     def detail(self, column: Column) -> np.ndarray | None:

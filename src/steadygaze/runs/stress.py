@@ -6,46 +6,40 @@ under one condition.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from steadygaze import __version__
-from steadygaze.data.memory import Data
+from steadygaze.data.folders import ClassLookup, Unlabeled
+from steadygaze.data.images import tensor_hash
+from steadygaze.data.label_maps import SegmentationImages
+from steadygaze.data.memory import Data, InMemoryData
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.data.stream_spec import StreamSpec
-from steadygaze.errors import DamagedDataWarning, InputError, UnknownNameError, UnsupportedModelError
+from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.results.manifest import versions
 from steadygaze.runs.evaluator import Evaluator, class_count
-from steadygaze.runs.loop import Pace, Run, at_once, default_num_workers, owned_images, total_work
-from steadygaze.runs.prepare import (
-    Normalization,
-    about_run,
-    identity_of,
-    named_by_data,
-    normalization_of,
-    task_setting,
-)
+from steadygaze.runs.loop import Lacks, Pace, Portion, Prepared, total_work
+from steadygaze.runs.prepare import about_run, identity_of, named_by_data, normalization_of, task_setting
 from steadygaze.runs.request import StressRequest, documented, options_of
-from steadygaze.runs.rows import STRESS, Row, Rows
+from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.samples import SettingSampler
 from steadygaze.runs.settings import CLEAN, Condition, quantity_record
 from steadygaze.runs.shards import World
 from steadygaze.runs.source import (
     Batch,
-    FolderData,
-    ImageLoader,
-    MemoryData,
+    FileSource,
+    Job,
+    MemorySource,
     RunImage,
-    StreamData,
-    StressJob,
+    Source,
+    ViewLoader,
+    gray_levels,
 )
 from steadygaze.runs.suite import SUITES, ImageSet, Suite, all_options, check_outputs, with_predictions
 from steadygaze.target import own_task, task_of_outputs
@@ -131,54 +125,34 @@ def batch_jobs(
     images: Sequence[RunImage],
     conditions: Sequence[Condition],
     number: int,
-    references: tuple[StressJob, ...] = (),
-) -> Iterator[StressJob]:
+    references: tuple[Job, ...] = (),
+) -> Iterator[Job]:
     """A batch under every condition; conditions that make many views of an image take few images at a
     time."""
     for condition in conditions:
         step = len(images) if condition.views <= 2 else max(1, VIEWS_PER_JOB // condition.views)
         for some in split_images(images, 1 if condition.single else step):
-            yield StressJob(
-                tuple(image.name for image in some),
+            yield Job(
+                some,
                 tuple((setting, "", metric) for setting, metric in condition.rows),
                 batch=number,
                 work=len(some) * condition.views,
                 requires=references,
-                run_images=some,
                 condition=condition,
             )
 
 
-def data_jobs(data: FolderData | StreamData, conditions: Sequence[Condition]) -> Iterator[StressJob]:
-    """The images of the data, batch by batch."""
-    for number, batch in enumerate(data.batches()):
-        yield from batch_jobs(batch.images, conditions, number)
-
-
-def set_jobs(image_sets: Sequence[ImageSet], batch_size: int, number: int = 0) -> Iterator[StressJob]:
+def set_jobs(image_sets: Sequence[ImageSet], batch_size: int, number: int = 0) -> Iterator[Job]:
     """The images of the suites' own sets. number: of the first batch."""
     for image_set in image_sets:
-        references = reference_jobs(image_set, batch_size)
+        condition = Condition(image_set.conditions[0].suite, (), ())
+        references = tuple(  # they are shown to the suite, and have no rows
+            Job(some, (), condition=condition, set_name=image_set.name)
+            for some in split_images(image_set.references, batch_size)
+        )
         for images in split_images(image_set.images, batch_size):
             yield from batch_jobs(images, image_set.conditions, number, references)
             number += 1
-
-
-def reference_jobs(image_set: ImageSet, size: int) -> tuple[StressJob, ...]:
-    """Jobs that show the references of a set to its suite; they have no rows."""
-    if not image_set.references:
-        return ()
-    condition = Condition(image_set.conditions[0].suite, (), ())
-    return tuple(
-        StressJob(
-            tuple(image.name for image in some),
-            (),
-            run_images=some,
-            condition=condition,
-            set_name=image_set.name,
-        )
-        for some in split_images(image_set.references, size)
-    )
 
 
 def split_images(images: Sequence[RunImage], size: int) -> list[tuple[RunImage, ...]]:
@@ -228,38 +202,33 @@ def run_settings(
     }
 
 
-@dataclass(frozen=True)
-class PreparedStress:
-    """A run that is checked, with nothing computed yet.
+@dataclass(frozen=True, kw_only=True)
+class PreparedStress(Prepared[Batch]):
+    """A run of stress that is checked: every batch goes through every condition.
 
     Attributes:
-        data_conditions: What every image of the data goes through        image_sets: images of the suites'
-            own.
+        data_conditions: What every image of the data goes through.
+        image_sets: Images of the suites' own.
     """
 
+    task: ClassVar[str] = STRESS
+    processes: ClassVar[bool] = True
+
     request: StressRequest
+    loader: ViewLoader
     evaluator: Evaluator
     suites: Mapping[str, Suite]
-    data: FolderData | StreamData | MemoryData
-    normalization: Normalization
     data_conditions: tuple[Condition, ...]
-    image_sets: tuple[ImageSet, ...]
-    loader: ImageLoader
-    identity: dict[str, str]
-    settings: dict[str, Any]
-    about: dict[str, Any]
-    num_workers: int
-    class_names: Sequence[str] | None = None
+    image_sets: tuple[ImageSet, ...] = ()
+
+    @property
+    def device(self) -> torch.device:
+        return self.evaluator.device
 
     @property
     def notes(self) -> list[str]:
         """What is left out, missing or assumed."""
         return self.settings["notes"]
-
-    @property
-    def damaged(self) -> list[str]:
-        """What could not be read whole, with reasons: shards of a stream."""
-        return self.data.stream.damaged if isinstance(self.data, StreamData) else []
 
     @property
     def setting_count(self) -> int:
@@ -268,70 +237,65 @@ class PreparedStress:
     @property
     def image_count(self) -> int | None:
         """Images of the data and of all sets; None if unknown, for data in memory."""
-        if isinstance(self.data, MemoryData) or self.data.count is None:
+        if isinstance(self.source, MemorySource) or self.source.count is None:
             return None
-        return self.data.count + sum(len(one.images) for one in self.image_sets)
+        return self.source.count + sum(len(image_set.images) for image_set in self.image_sets)
 
-    def groups(self) -> Iterator[Iterable[StressJob]]:
-        """Jobs, group by group: a folder all at once, memory batch by batch, a stream as it comes."""
-        if isinstance(self.data, MemoryData):
-            for number, batch in enumerate(self.data.batches(self.normalization, self.evaluator.classes)):
-                self.loader.show_batch(batch.pixels, batch.given, batch.label_maps)
-                yield list(batch_jobs(batch.images, self.data_conditions, number))
-        elif isinstance(self.data, StreamData):
-            yield data_jobs(self.data, self.data_conditions)
-            yield list(set_jobs(self.image_sets, self.request.batch_size))
-        else:
-            jobs = list(data_jobs(self.data, self.data_conditions))
-            first = jobs[-1].batch + 1 if jobs else 0
-            yield [*jobs, *set_jobs(self.image_sets, self.request.batch_size, first)]
+    def jobs_of(self, images: tuple[RunImage, ...], number: int) -> Iterator[Job]:
+        return batch_jobs(images, self.data_conditions, number)
 
-    def jobs(self) -> list[StressJob]:
-        """All jobs of a run over files, listed."""
-        return [job for jobs in self.groups() for job in jobs]
-
-    def sampler(self, out: Path) -> SettingSampler:
-        """Stores sample images in `out`, for reports."""
-        suites = list(self.suites.values())
-        return SettingSampler(
-            out, self.evaluator, suites, self.loader, self.request.map_method, self.class_names
-        )
-
-    def sample_images(self, jobs: Iterable[StressJob]) -> list[RunImage]:
-        """The images of the data, in its order; of a stream, the first ones. jobs: of the first group."""
-        if isinstance(self.data, StreamData):
-            return self.data.first_images
-        own = {image.name: image for job in jobs for image in job.run_images if image.reader is None}
-        return list(own.values())
+    def groups(self) -> Iterator[Iterable[Job]]:
+        """The jobs of the data, then those of the suites' own images."""
+        first = 0  # of the batches of sets
+        for jobs in super().groups():
+            if isinstance(jobs, Sequence) and jobs:
+                first = jobs[-1].batch + 1
+            yield jobs
+        if self.image_sets:
+            yield list(set_jobs(self.image_sets, self.request.batch_size, first))
 
     def work(self, world: World) -> int | None:
         """Number of images that the model of this process is shown; None if unknown."""
-        if isinstance(self.data, MemoryData):
+        if isinstance(self.source, MemorySource):
             return None
-        if isinstance(self.data, FolderData):
+        if not self.source.is_stream:
             return total_work(self.jobs(), world)
-        images = owned_images(self.data.count, self.request.batch_size, world)
+        images = self.source.owned(world)
         views = sum(condition.views for condition in self.data_conditions)
         sets = total_work(set_jobs(self.image_sets, self.request.batch_size), world)
         return None if images is None else images * views + sets
 
-    def compute(self, job: StressJob, made: Batch) -> Iterable[Row]:
-        """The rows of one job."""
+    def compute(self, job: Job, data: Batch, lacks: Lacks) -> list[Portion]:
         assert job.condition is not None
-        batch = replace(made, views=self._views(job.condition, made))
+        batch = replace(data, views=self._views(job.condition, data))
         suite = self.suites[job.condition.suite]
         if not job.keys:
             suite.reference(self.evaluator, job.set_name, batch)
             return []
         measurements = suite.measure(self.evaluator, job.condition, batch)
-        return self.evaluator.rows(measurements, made.images, self.identity)
+        return [Portion(list(self.evaluator.rows(measurements, data.images, self.identity)))]
 
-    def _views(self, condition: Condition, made: Batch) -> torch.Tensor:
-        given = self.loader.given
-        if given and condition.unchanged:
-            images = torch.stack([given[image.name] for image in made.images])[:, None]
-            return images.to(self.evaluator.device, self.evaluator.dtype)
-        return self.evaluator.normalize(made.views)
+    def _views(self, condition: Condition, batch: Batch) -> torch.Tensor:
+        """The views as the model takes them; an image in memory that is not changed, as it was given."""
+        tensors = [image.tensor for image in batch.images if image.tensor is not None]
+        if tensors and condition.unchanged:
+            return torch.stack(tensors)[:, None].to(self.evaluator.device, self.evaluator.dtype)
+        return self.evaluator.normalize(batch.views)
+
+    def after_group(self, number: int, jobs: Iterable[Job], world: World) -> None:
+        """Store sample images of the data, after the first group."""
+        out = self.request.out
+        if out is None or number or world.rank or self.request.shard.index:
+            return
+        if isinstance(self.source, FileSource) and self.source.is_stream:
+            images = self.source.first_images
+        else:
+            own = {image.name: image for job in jobs for image in job.run_images if image.reader is None}
+            images = list(own.values())
+        names = None if self.loaded is None else self.loaded.class_names
+        suites = list(self.suites.values())
+        method = self.request.map_method
+        SettingSampler(out, self.evaluator, suites, self.loader, method, names).store(images)
 
 
 def prepare_stress(request: StressRequest, world: World | None = None) -> PreparedStress:
@@ -351,28 +315,8 @@ def run_stress(
     pace: Pace | None = None,
 ) -> Rows:
     """Execute a run. Rows go into `request.out`; those that are there already are not computed again."""
-    world = (world or World()).of_shard(request.shard)
-    ready = prepared or prepare_stress(request, world)
-    run = Run(
-        request.out,
-        ready.settings,
-        ready.about,
-        task=STRESS,
-        total=ready.work(world),
-        world=world,
-        on_progress=on_progress,
-    )
-    run.pace = pace or run.pace
-    with run:
-        for number, jobs in enumerate(ready.groups()):
-            run.execute(
-                jobs, ready.loader, at_once(ready.compute), num_workers=ready.num_workers, processes=True
-            )
-            if request.out is not None and world.rank == request.shard.index == number == 0:
-                ready.sampler(request.out).store(ready.sample_images(jobs))
-    for damage in ready.damaged:
-        warnings.warn(damage, DamagedDataWarning, stacklevel=2)
-    return run.rows()
+    ready = prepared or prepare_stress(request, (world or World()).of_shard(request.shard))
+    return replace(ready, request=request).run(world, on_progress, pace)
 
 
 def _prepare_files(
@@ -402,21 +346,14 @@ def _prepare_files(
     if not label_maps:
         check_outputs(suites, evaluator.outputs)
     image_sets = tuple(image_set for suite in suites for image_set in suite.image_sets(evaluator))
-    data: FolderData | StreamData
-    if isinstance(place, StreamSpec):
-        request.refuse_masks(place)
-        data = StreamData.open(place, loaded, classes, request, label_maps=label_maps, labels_used=labeled)
-    else:
-        data = FolderData.read(
-            place,
-            request.masks,
-            loaded,
-            classes,
-            label_maps=label_maps,
-            limit=request.limit,
-            batch_size=request.batch_size,
-            labels_used=labeled,
+    lookup = ClassLookup(loaded.class_names, classes) if labeled else Unlabeled()
+    data = FileSource.open(request, place, lookup, labels_needed=True, label_maps=label_maps)
+    if isinstance(data.images, SegmentationImages) and data.images.classes != classes:
+        raise InputError(
+            f"segmentation: {loaded.name} has {classes} classes, the masks of {place} "
+            f"({data.images.layout}) have {data.images.classes}"
         )
+    data.check_labels(loaded.name)
     needy = next((suite.name for suite in suites if suite.needs_masks), None)
     if needy and data.decode is None:
         raise InputError(
@@ -425,10 +362,8 @@ def _prepare_files(
         )
     decode = data.decode if label_maps or needy else None
     measured = with_predictions(suites, evaluator) if place is not None and not label_maps else list(suites)
+    conditions = _conditions(measured, evaluator)
     facts = {**request.settings(loaded), **data.facts(), "device": evaluator.device.type}
-    num_workers = request.num_workers
-    if num_workers is None:
-        num_workers = default_num_workers(evaluator.device)
     names = loaded.class_names
     labels = data.labels(classes) if labeled and not label_maps else []
     about = {
@@ -440,23 +375,21 @@ def _prepare_files(
         request,
         evaluator,
         measured,
-        _conditions(measured, evaluator),
+        conditions,
+        loaded,
         data,
-        Normalization(tuple(loaded.mean), tuple(loaded.std)),
-        image_sets,
-        ImageLoader(
-            request.seed,
-            {suite.name: suite for suite in measured},
+        ViewLoader(
             loaded.preprocess,
-            decode=decode,
+            decode,
+            seed=request.seed,
+            suites={suite.name: suite for suite in measured},
             with_label_maps=label_maps,
         ),
+        image_sets,
         loaded.identity,
         facts,
         list(data.notes()),
         about,
-        num_workers,
-        names,
     )
 
 
@@ -478,14 +411,15 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
     normalization = normalization_of(module, loaded, request.mean, request.std)
     view = request.model if isinstance(request.model, ViT) else None
     task = task_of_outputs(view.plan.outputs) if view is not None else loaded.task if loaded else None
-    data = MemoryData(
+    batches = InMemoryData(
         request.data,
+        request.batch_size,
+        request.limit,
         label_maps=label_maps,
-        limit=request.limit,
-        batch_size=request.batch_size,
         preprocess=None if loaded is None else loaded.preprocess,
         labels_used=(task or own_task(module)) in (None, "classification"),
     )
+    data = MemorySource(batches, normalization)
     name = loaded.name if loaded else type(module).__name__
     preprocess = Preprocess.resize_and_crop(data.size, mean=normalization.mean, std=normalization.std)
     evaluator = Evaluator(
@@ -500,26 +434,41 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
     if not label_maps:
         check_outputs(suites, evaluator.outputs)
     measured = list(suites) if label_maps else with_predictions(suites, evaluator)
+    conditions = _conditions(measured, evaluator)
+    levels = gray_levels(data.first.images, normalization.mean, normalization.std)
+    facts: dict[str, Any] = {
+        "images": None,
+        "images_hash": tensor_hash(levels, data.first.labels),
+        "data": "in memory",
+        "limit": request.limit,
+    }
+    if label_maps:
+        facts["segments"] = list(range(evaluator.classes))
+    notes = data.check_normalization(name)
+    data.classes = evaluator.classes
     return _prepared(
         request,
         evaluator,
         measured,
-        _conditions(measured, evaluator),
+        conditions,
+        loaded,
         data,
-        normalization,
+        ViewLoader(
+            preprocess,
+            seed=request.seed,
+            suites={suite.name: suite for suite in measured},
+            with_label_maps=label_maps,
+        ),
         (),
-        ImageLoader(request.seed, {suite.name: suite for suite in measured}, preprocess, memory={}),
         identity_of(module, loaded),
-        data.facts(normalization, evaluator.classes),
-        data.check_normalization(normalization, name),
+        facts,
+        notes,
         about_run(request),
-        request.num_workers or 0,
-        None if loaded is None else loaded.class_names,
     )
 
 
 def _conditions(suites: Sequence[Suite], evaluator: Evaluator) -> tuple[Condition, ...]:
-    """What every image of the data goes through."""
+    """What every image of the data goes through; raises if a suite cannot measure the model."""
     return tuple(condition for suite in suites for condition in suite.conditions(evaluator))
 
 
@@ -528,33 +477,28 @@ def _prepared(
     evaluator: Evaluator,
     suites: list[Suite],
     conditions: tuple[Condition, ...],
-    data: FolderData | StreamData | MemoryData,
-    normalization: Normalization,
+    loaded: LoadedModel | None,
+    source: Source,
+    loader: ViewLoader,
     image_sets: tuple[ImageSet, ...],
-    loader: ImageLoader,
     identity: dict[str, str],
     facts: dict[str, Any],
     data_notes: list[str],
     about: dict[str, Any],
-    num_workers: int,
-    class_names: Sequence[str] | None,
 ) -> PreparedStress:
     notes = [*(note for suite in suites for note in suite.notes), *data_notes]
-    settings = run_settings(request, evaluator, suites, conditions, image_sets, identity, facts, notes)
     return PreparedStress(
-        request,
-        evaluator,
-        {suite.name: suite for suite in suites},
-        data,
-        normalization,
-        conditions,
-        image_sets,
-        loader,
-        identity,
-        settings,
-        about,
-        num_workers,
-        class_names,
+        request=request,
+        loaded=loaded,
+        source=source,
+        loader=loader,
+        identity=identity,
+        settings=run_settings(request, evaluator, suites, conditions, image_sets, identity, facts, notes),
+        about=about,
+        evaluator=evaluator,
+        suites={suite.name: suite for suite in suites},
+        data_conditions=conditions,
+        image_sets=image_sets,
     )
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,14 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze import __version__
-from steadygaze.data.folders import ClassLookup, Item, Unlabeled
-from steadygaze.data.images import names_hash, read_image, source_hash, tensor_hash
-from steadygaze.data.masks import LabeledImages, find_labeled_images, read_mask
-from steadygaze.data.memory import Data, InMemoryData, TensorBatch
-from steadygaze.data.stream_spec import StreamSpec
-from steadygaze.data.streams import ImageStream, open_stream, read_ahead
+from steadygaze.data.folders import ClassLookup, Unlabeled
+from steadygaze.data.images import names_hash, tensor_hash
+from steadygaze.data.memory import Data, InMemoryData
+from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import (
-    DamagedDataWarning,
     ImageError,
     ImagesOutOfRangeWarning,
     InputError,
@@ -55,11 +52,10 @@ from steadygaze.results.map_files import (
     missing_message,
     open_maps,
 )
-from steadygaze.runs.loop import Inputs, J, Job, Lacks, Pace, Portion, Run, default_num_workers, owned_images
+from steadygaze.runs.loop import Lacks, Pace, Portion, Prepared, Run
 from steadygaze.runs.maps import BROKEN, MethodMaps, flags_of, maps_of
 from steadygaze.runs.plan import MapPart, Plan, make_plan, parse_start_layers
 from steadygaze.runs.prepare import (
-    Normalization,
     about_run,
     identity_of,
     named_by_data,
@@ -67,10 +63,11 @@ from steadygaze.runs.prepare import (
     number_of_classes,
     task_setting,
 )
-from steadygaze.runs.request import DEFAULT_METRICS, Request, VerifyRequest, documented, options_of
+from steadygaze.runs.request import DEFAULT_METRICS, VerifyRequest, documented, options_of
 from steadygaze.runs.rows import Row, RowKey, Rows, json_number
 from steadygaze.runs.samples import store_map_samples
 from steadygaze.runs.shards import World
+from steadygaze.runs.source import FileSource, ImageLoader, Inputs, Job, MemorySource, RunImage, Source
 from steadygaze.runs.status import others_are_running
 from steadygaze.target import Outputs, task_of_outputs
 from steadygaze.vit.adapt import adapt
@@ -82,186 +79,42 @@ if TYPE_CHECKING:
     from steadygaze.runs.request import Target
 
 
-@dataclass(frozen=True)
-class FilesSource:
-    """Labeled images of a folder or a stream, with masks if they are needed; also the `Loader` of its jobs,
-    whose payload is a tuple of `Item`."""
+@dataclass
+class BatchLoader(ImageLoader[Batch]):
+    """Reads images as the model takes them, with their masks. dtype: of images in memory."""
 
-    images: LabeledImages | ImageStream
-    loaded: LoadedModel
-    batch_size: int
-
-    @cached_property
-    def count(self) -> int | None:
-        return self.images.count()
-
-    def work(self, world: World) -> int | None:
-        return owned_images(self.count, self.batch_size, world)
-
-    @property
-    def damaged(self) -> list[str]:
-        return self.images.damaged if isinstance(self.images, ImageStream) else []
-
-    def jobs(self, keys: tuple[RowKey, ...]) -> Iterator[Iterable[Job]]:
-        if isinstance(self.images, ImageStream):
-            yield self._jobs(read_ahead(self.images), keys)
-        else:
-            yield list(self._jobs(iter(self.images), keys))
-
-    def _jobs(self, items: Iterator[Item], keys: tuple[RowKey, ...]) -> Iterator[Job]:
-        batches = iter(lambda: tuple(islice(items, self.batch_size)), ())
-        for number, batch in enumerate(batches):
-            yield Job(tuple(item.name for item in batch), keys, batch=number, payload=batch)
-
-    def position(self, image: str) -> int:
-        return self.images.position(image)
+    dtype: torch.dtype = torch.float32
 
     def load(self, job: Job) -> Inputs[Batch]:
-        return self._load(job.payload)
-
-    def _load(self, items: Sequence[Item]) -> Inputs[Batch]:
-        read: dict[str, tuple[Item, Tensor, Tensor | None]] = {}
+        read: dict[str, tuple[RunImage, Tensor, Tensor | None]] = {}
         content: dict[str, str] = {}
         unreadable: dict[str, str] = {}
-        for item in items:
+        for image in job.run_images:
             try:
-                content[item.name] = source_hash(item.source)
-                read[item.name] = (item, *self._read(item))
+                digest = self.hash(image)
+                read[image.name] = (image, *self._read(image))
+                content[image.name] = digest
             except ImageError as error:
-                content.pop(item.name, None)
-                unreadable[item.name] = str(error)
+                unreadable[image.name] = str(error)
         if not read:
             return Inputs(None, content, unreadable)
         masks = [mask for _, _, mask in read.values() if mask is not None]
         batch = Batch(
-            torch.stack([image for _, image, _ in read.values()]),
-            torch.tensor([-1 if item.label is None else item.label for item, _, _ in read.values()]),
+            torch.stack([tensor for _, tensor, _ in read.values()]),
+            torch.tensor([image.labels[0] if image.labels else -1 for image, _, _ in read.values()]),
             torch.stack(masks) if masks else None,
-            torch.tensor(self.loaded.mean, dtype=torch.float32),
-            torch.tensor(self.loaded.std, dtype=torch.float32),
+            torch.tensor(self.preprocess.mean, dtype=torch.float32),
+            torch.tensor(self.preprocess.std, dtype=torch.float32),
             tuple(read),
         )
         return Inputs(batch, content, unreadable)
 
-    def _read(self, item: Item) -> tuple[Tensor, Tensor | None]:
-        image = read_image(item.source)
-        preprocess, decode = self.loaded.preprocess, self.images.decode
-        mask = None if decode is None else preprocess.mask(read_mask(item, decode, image.size))
-        return preprocess(image), mask
-
-    def readable(self, job: Job, image: str) -> bool:
-        try:
-            self._read(_item(job, image))
-        except ImageError:
-            return False
-        return True
-
-    def content(self, job: Job, image: str) -> str:
-        return source_hash(_item(job, image).source)
-
-    def again(self, images: Sequence[str]) -> Iterator[Batch]:
-        for item in self.images.find(images):
-            batch = self._load([item]).data
-            if batch is not None:
-                yield batch
-
-
-def _item(job: Job, image: str) -> Item:
-    return job.payload[job.images.index(image)]
-
-
-def open_images(
-    request: Request, place: Path | StreamSpec, lookup: ClassLookup, *, labels_needed: bool
-) -> tuple[LabeledImages | ImageStream, dict[str, Any]]:
-    """The images, and what identifies them in the settings of the run."""
-    if isinstance(place, StreamSpec):
-        request.refuse_masks(place)
-        stream = open_stream(place, lookup, labels_needed=labels_needed, limit=request.limit)
-        return stream, stream.facts(stream.first())
-    images = find_labeled_images(place, request.masks, lookup, request.limit)
-    unlabeled = next((item.name for item in images.items if item.label is None), None)
-    if labels_needed and unlabeled is not None:
-        raise InputError(
-            f"{unlabeled}: its class is not one of the model's. Explain the predicted class instead: "
-            "target='predicted'"
-        )
-    lines = (f"{item.name}\t{item.label}\t{item.mask is not None}" for item in images.items)
-    facts = {"images": len(images.items), "images_hash": names_hash(lines), "layout": images.layout}
-    return images, facts
-
-
-# -- batches in memory
-# -----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class MemorySource:
-    """Data in memory, read as it comes; also the `Loader` of its jobs, whose payload is a `TensorBatch`."""
-
-    data: InMemoryData
-    normalization: Normalization
-    dtype: torch.dtype
-
-    @property
-    def count(self) -> int | None:
-        return self.data.count
-
-    damaged: ClassVar[list[str]] = []
-
-    def work(self, world: World) -> int | None:
-        return None if world.shard else self.count
-
-    @cached_property
-    def _batches(self) -> Iterator[TensorBatch]:
-        return iter(self.data)
-
-    @cached_property
-    def first(self) -> TensorBatch:
-        """The first batch, which identifies the data in the settings of a run."""
-        return next(self._batches)
-
-    def jobs(self, keys: tuple[RowKey, ...]) -> Iterator[Sequence[Job]]:
-        batch: TensorBatch | None = self.first
-        del self.first  # each batch is freed when the next one is read
-        for number in count():
-            if batch is None:
-                return
-            yield [Job(batch.names, keys, batch=number, payload=batch)]
-            batch = next(self._batches, None)
-
-    def position(self, image: str) -> int:
-        return int(image)
-
-    def load(self, job: Job) -> Inputs[Batch]:
-        hashes = (tensor_hash(image) for image in job.payload.images)
-        return Inputs(self._batch(job.payload), dict(zip(job.images, hashes, strict=True)))
-
-    def _batch(self, tensors: TensorBatch) -> Batch:
-        return Batch(
-            tensors.images.to(self.dtype),
-            tensors.labels,
-            tensors.masks,
-            torch.tensor(self.normalization.mean, dtype=torch.float32),
-            torch.tensor(self.normalization.std, dtype=torch.float32),
-            tensors.names,
-        )
-
-    def readable(self, job: Job, image: str) -> bool:
-        return True
-
-    def content(self, job: Job, image: str) -> str:
-        return tensor_hash(job.payload.images[job.images.index(image)])
-
-    def again(self, images: Sequence[str]) -> Iterator[Batch]:
-        if not self.data.rereadable:
-            return
-        kept: dict[str, Batch] = {}
-        for batch in self.data:
-            for i in (i for i, name in enumerate(batch.names) if name in images):
-                kept[batch.names[i]] = self._batch(batch[i : i + 1])
-            if len(kept) == len(images):
-                break
-        yield from (kept[image] for image in images if image in kept)
+    def _read(self, image: RunImage) -> tuple[Tensor, Tensor | None]:
+        if image.tensor is not None:
+            return image.tensor.to(self.dtype), image.mask
+        opened = self.opened(image)
+        mask = None if self.decode is None else self.preprocess.mask(self.mask(image, opened.size))
+        return self.preprocess(opened), mask
 
 
 AT_ONCE = {"cpu": 1}  # maps that are measured together: more would not run faster
@@ -474,77 +327,89 @@ def warn_of_missing_maps(folder: Path, rows: Rows) -> None:
         )
 
 
-def check_complete(plan: Plan, source: FilesSource, target: object) -> None:
+def check_complete(plan: Plan, source: Source, loader: BatchLoader, target: object) -> None:
     """InputError if an image of a folder has no map, or one of another class; images that cannot be read need
     none. The images of a stream are not known before they are read.
 
     Args:
         target: "label", a class, or anything else for classes that are not known yet.
     """
-    if isinstance(source.images, ImageStream):
+    if not plan.stored or source.is_stream:
         return
-    images = {item.name: item for item in source.images}
+    images = {image.name: image for batches in source.groups() for _, batch in batches for image in batch}
     for method in plan.stored:
-        missing = [image for image in images if not method.source.has(method.maps, image)]
-        if any(source.readable(Job((one,), (), payload=(images[one],)), one) for one in missing):
+        missing = [name for name in images if not method.source.has(method.maps, name)]
+        if any(loader.readable(Job((images[name],), ()), name) for name in missing):
             unknown = method.source.images - set(images)
             raise InputError(missing_message(method.maps, missing, len(images), unknown))
         unread = set(missing)
-        for image in (name for name in images if name not in unread):
-            explained = images[image].label if target == "label" else target
+        for name in (name for name in images if name not in unread):
+            explained = next(iter(images[name].labels), None) if target == "label" else target
             if isinstance(explained, int):
-                method.source.check(method.maps, image, explained)
+                method.source.check(method.maps, name, explained)
 
 
 BY_NAME = ("label", "predicted")
 
 
-@dataclass(frozen=True)
-class PreparedVerify:
-    """A run that is checked, with nothing computed yet.
+@dataclass(frozen=True, kw_only=True)
+class PreparedVerify(Prepared[Batch]):
+    """A run of verify that is checked: every batch becomes maps, and maps become rows."""
 
-    Attributes:
-        images_without_mask: Number of images that are left out because they have no mask.
-    """
+    task: ClassVar[str] = "verify"
+    unit: ClassVar[str] = "maps"
 
     request: VerifyRequest
     vit: ViT
-    loaded: LoadedModel | None
     plan: Plan
-    source: FilesSource | MemorySource
     target_of: TargetOf
-    identity: dict[str, str]
-    settings: dict[str, Any]
-    about: dict[str, Any]
-    images_without_mask: int = 0
 
     @property
     def device(self) -> torch.device:
         return next(self.vit.model.parameters()).device
 
-    @property
-    def num_workers(self) -> int:
-        """Threads that load images ahead of the model."""
-        given = self.request.num_workers
-        if given is None:
-            return 0 if self.request.in_memory else default_num_workers(self.device)
-        return given
+    def jobs_of(self, images: tuple[RunImage, ...], number: int) -> list[Job]:
+        return [Job(images, self.plan.keys, batch=number, work=len(images) * len(self.plan.maps))]
 
-    def compute(self, job: Job, batch: Batch, lacks: Lacks) -> Iterator[Portion]:
-        """The rows of one batch, as they become known."""
-        batch = batch.to(self.device)
+    def work(self, world: World) -> int | None:
+        images = self.source.owned(world)
+        return None if images is None else images * len(self.plan.maps)
+
+    def compute(self, job: Job, data: Batch, lacks: Lacks) -> Iterator[Portion]:
+        batch = data.to(self.device)
         forward = CachedForward.of(self.vit, batch.images)
         target = self.target_of(batch, forward)
         return compute_rows(forward, batch, self.plan, target, self.identity, lacks, self._writer)
-
-    def counted(self, jobs: Iterable[J]) -> Iterator[J]:
-        """The jobs with maps as units of progress."""
-        return (replace(job, work=len(job.images) * len(self.plan.maps)) for job in jobs)
 
     @cached_property
     def _writer(self) -> MapWriter | None:
         folder = self.request.keep_maps
         return None if folder is None else MapWriter(folder, self.identity)
+
+    def reporting(self, on_progress: OnProgress) -> AbstractContextManager[None]:
+        return report_searches(on_progress)
+
+    def after_run(self, run: Run, rows: Rows, world: World) -> None:
+        """Warn of maps that are missing, and store sample images with the run."""
+        request = self.request
+        if request.keep_maps is not None and run.resumed and world.rank == 0:
+            warn_of_missing_maps(request.keep_maps, rows)
+        if request.out is None or world.rank or others_are_running(request.out, request.shard):
+            return
+        store_map_samples(
+            request.out,
+            Rows.read(request.out),  # of all shards, by the last one
+            self.plan.columns,
+            self.vit,
+            self._again,
+            self.target_of,
+            None if self.loaded is None else self.loaded.class_names,
+        )
+
+    def _again(self, names: Sequence[str]) -> Iterator[Batch]:
+        """Images by name, each as a batch of one; those that cannot be read are left out."""
+        loaded = (self.loader.load(Job((image,), ())).data for image in self.source.find(names))
+        return (batch for batch in loaded if batch is not None)
 
 
 def prepare_verify(request: VerifyRequest, world: World | None = None) -> PreparedVerify:
@@ -562,41 +427,8 @@ def run_verify(
     pace: Pace | None = None,
 ) -> Rows:
     """Execute a run. Rows go into `request.out`; those that are there already are not computed again."""
-    world = (world or World()).of_shard(request.shard)
-    ready = prepared or prepare_verify(request, world)
-    run = Run(
-        request.out,
-        ready.settings,
-        ready.about,
-        task="verify",
-        unit="maps",
-        world=world,
-        on_progress=on_progress,
-    )
-    run.pace = pace or run.pace
-    with run, report_searches(on_progress):
-        for group in ready.source.jobs(ready.plan.keys):
-            images = ready.source.work(world)
-            run.total = None if images is None else images * len(ready.plan.maps)
-            counted = ready.counted(group)
-            jobs = list(counted) if isinstance(group, Sequence) else counted  # a stream is read as it runs
-            run.execute(jobs, ready.source, ready.compute, num_workers=ready.num_workers)
-    for damage in ready.source.damaged:
-        warnings.warn(damage, DamagedDataWarning, stacklevel=2)
-    rows = run.rows()
-    if request.keep_maps is not None and run.resumed and world.rank == 0:
-        warn_of_missing_maps(request.keep_maps, rows)
-    if request.out is not None and world.rank == 0 and not others_are_running(request.out, request.shard):
-        store_map_samples(
-            request.out,
-            Rows.read(request.out),  # of all shards, by the last one
-            ready.plan.columns,
-            ready.vit,
-            ready.source.again,
-            ready.target_of,
-            None if ready.loaded is None else ready.loaded.class_names,
-        )
-    return rows
+    ready = prepared or prepare_verify(request, (world or World()).of_shard(request.shard))
+    return replace(ready, request=request).run(world, on_progress, pace)
 
 
 def _plan(request: VerifyRequest, vit: ViT) -> Plan:
@@ -624,17 +456,22 @@ def _prepare_files(request: VerifyRequest, world: World) -> PreparedVerify:
     if vit.plan.outputs == "values":
         lookup = Unlabeled()  # folders are not named by values
     target = _class_target(request.target, loaded, classes, vit.plan.outputs)
-    images, facts = open_images(request, place, lookup, labels_needed=target == "label")
-    if plan.needs_masks and images.decode is None:
+    source = FileSource.open(request, place, lookup, labels_needed=target == "label")
+    if target == "label" and source.unlabeled is not None:
+        raise InputError(
+            f"{source.unlabeled}: its class is not one of the model's. Explain the predicted class instead: "
+            "target='predicted'"
+        )
+    if plan.needs_masks and source.decode is None:
         raise InputError(
             f"{', '.join(plan.needs_masks)}: expected masks. Give masks=FOLDER, or leave these metrics out."
         )
-    source = FilesSource(images, loaded, request.batch_size)
-    check_complete(plan, source, target)
+    loader = BatchLoader(loaded.preprocess, source.decode)
+    check_complete(plan, source, loader, target)
     described = {
         **request.settings(loaded),
-        **facts,
-        "masks": images.decode is not None,
+        **source.facts(masks=True),
+        "masks": source.decode is not None,
         "batch": request.batch_size,
         "target": _target_text(target),
         **task_setting(vit.plan.outputs),
@@ -647,16 +484,16 @@ def _prepare_files(request: VerifyRequest, world: World) -> PreparedVerify:
             described[name] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
             origin[name] = str(file)
     return PreparedVerify(
-        request,
-        vit,
-        loaded,
-        plan,
-        source,
-        _target_function(target, source),
-        loaded.identity,
-        _settings(plan, loaded.identity, described),
-        {**about_run(request), "given": origin},
-        images.without if isinstance(images, LabeledImages) else 0,
+        request=request,
+        loaded=loaded,
+        source=source,
+        loader=loader,
+        identity=loaded.identity,
+        settings=_settings(plan, loaded.identity, described),
+        about={**about_run(request), "given": origin},
+        vit=vit,
+        plan=plan,
+        target_of=_target_function(target, source),
     )
 
 
@@ -685,8 +522,7 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
         preprocess=None if loaded is None else loaded.preprocess,
         labels_used=target == "label" or vit.plan.outputs == "classes",
     )
-    source = MemorySource(data, normalization, next(vit.model.parameters()).dtype)
-    target_of = _target_function(target, source)
+    source = MemorySource(data, normalization)
     identity = identity_of(vit.model, loaded)
     first = source.first
     if note := range_note(loaded or vit, vit.check(first.images)):
@@ -700,15 +536,21 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
     if request.limit is not None:
         described["limit"] = request.limit
     if plan.painting:
-        described |= {name: torch.tensor(values).tolist() for name, values in _statistics(normalization)}
-    settings = _settings(plan, identity, described)
+        mean, std = normalization.mean, normalization.std
+        described |= {"mean": torch.tensor(mean).tolist(), "std": torch.tensor(std).tolist()}
+    preprocess = Preprocess.resize_and_crop(source.size, mean=normalization.mean, std=normalization.std)
     return PreparedVerify(
-        request, vit, loaded, plan, source, target_of, identity, settings, about_run(request)
+        request=request,
+        loaded=loaded,
+        source=source,
+        loader=BatchLoader(preprocess, dtype=next(vit.model.parameters()).dtype),
+        identity=identity,
+        settings=_settings(plan, identity, described),
+        about=about_run(request),
+        vit=vit,
+        plan=plan,
+        target_of=_target_function(target, source),
     )
-
-
-def _statistics(normalization: Normalization) -> list[tuple[str, tuple[float, ...]]]:
-    return [("mean", normalization.mean), ("std", normalization.std)]
 
 
 def _settings(plan: Plan, identity: dict[str, str], described: dict[str, Any]) -> dict[str, Any]:
@@ -726,8 +568,7 @@ def _settings(plan: Plan, identity: dict[str, str], described: dict[str, Any]) -
     }
 
 
-# -- the class that is explained
-# ---------------------------------------------------------------------------------------
+# -- the class that is explained -------------------------------------------------------------------
 
 
 def _class_target(
@@ -768,7 +609,7 @@ def _target_text(target: str | int | Tensor) -> str:
     return str(target)
 
 
-def _target_function(target: str | int | Tensor, source: FilesSource | MemorySource) -> TargetOf:
+def _target_function(target: str | int | Tensor, source: Source) -> TargetOf:
     """From a batch to the classes that are explained, (B,)."""
     if target == "label":
         return lambda batch, forward: batch.labels
