@@ -254,8 +254,7 @@ def _seed_notes(sides: Sequence[Rows]) -> list[str]:
     one, two = (", ".join(map(str, side)) for side in seeds)
     return [
         f"other seeds before ({one}) than after ({two}): corruptions and everything else that is random "
-        "differ "
-        "between the sides"
+        "differ between the sides"
     ]
 
 

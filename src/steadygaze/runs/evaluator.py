@@ -48,7 +48,8 @@ class Measurement:
     """One metric of one setting for each image of a batch.
 
     Attributes:
-        values: (B,)            details: (B, D), or B arrays of any length, behind the values.
+        values: (B,), one number for each image.
+        details: (B, D), or B arrays of any length: the numbers behind the values.
         flags: Index in the batch -> what is wrong with it; of broken ones the value is hidden.
     """
 
@@ -64,9 +65,10 @@ class Evaluator:
     """A model and how it is run.
 
     Attributes:
-        preprocess: Of the model; of images in memory their size, mean and std        classes: number of
-            classes.
-        batch_size: Images in one forward pass                                        seed: random seed.
+        preprocess: Of the model; of images in memory their size, mean and std.
+        classes: Number of classes.
+        batch_size: Images in one forward pass.
+        seed: Random seed of the run.
         task: What its outputs are; None: what the model itself states.
         tokenizer: Of a model that answers questions.
     """
@@ -146,7 +148,7 @@ class Evaluator:
                 continue
             details = None
             if k == 1:
-                labels = [one[0] for one in correct]
+                labels = [classes_of_image[0] for classes_of_image in correct]
                 details = np.stack([labels, logits.argmax(1).cpu().numpy()], 1)
             measurements.append(Measurement(setting, metric, hits, details, broken))
         if classes is None:

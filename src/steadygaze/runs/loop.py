@@ -206,8 +206,8 @@ class Run:
         settings: Everything that defines the numbers; a folder that contains a run with other settings is
             refused.
         about: What does not change the numbers, such as the command.
-        task: Reported to `on_progress`.
-        unit: See `task`.
+        task: The name of the run in reports of progress.
+        unit: What progress counts.
         total: Units of all jobs of this process, None if unknown.
     """
 
@@ -320,18 +320,18 @@ class Run:
         for job, inputs in load_ahead(loader.load, todo, num_workers, processes=processes):
             clock = self._spent("waiting", clock)
             self._append(self._unreadable_rows(inputs))
-            left = job.size
+            work_left = job.size
             for portion in () if inputs.data is None else compute(job, inputs.data, self.done.any_lacks):
                 rows = list(self._new_rows(portion.rows, inputs.content))
                 clock = self._spent("model", clock)
                 self._append(rows)
-                left -= portion.work
+                work_left -= portion.work
                 self._resumed += portion.work if portion.known else 0
                 self._report(portion.work)
                 clock = self._spent("waiting", clock)
             clock = self._spent("model", clock)
             self._tally.finish_job(job.images, job.keys)
-            self._report(left)
+            self._report(work_left)
 
     def _spent(self, on: str, since: float) -> float:
         """Add the time since then to the pace; returns the time now."""
@@ -346,8 +346,8 @@ class Run:
         own = [job for job in jobs if self.world.owns(job.batch)]
         self._forget_replaced(own, loader)
         pending = self._pending(own, loader)
-        left = {id(job) for job in pending}
-        self._tally.add_jobs((job.images, job.keys, id(job) in left) for job in own)
+        unfinished = {id(job) for job in pending}
+        self._tally.add_jobs((job.images, job.keys, id(job) in unfinished) for job in own)
         self._planned += _size(own) + _size(job for job in _required(own) if id(job) not in self._prepared)
         self._tally.complete = self._planned == self.total
         required = [job for job in _required(pending) if id(job) not in self._prepared]
@@ -417,8 +417,7 @@ class Run:
         named = ", ".join(list(replaced)[:NAMED]) + (", ..." if len(replaced) > NAMED else "")
         warnings.warn(
             f"{len(replaced)} image{'s' if len(replaced) > 1 else ''} changed since rows were computed and "
-            "will be "
-            f"computed again: {named}",
+            f"will be computed again: {named}",
             stacklevel=3,
         )
 

@@ -31,8 +31,8 @@ class MethodMaps:
     Attributes:
         maps: (B, gh, gw), zero where a map is broken.
         flags: Image index -> flag, where a map is zero or broken.
-        unattributed: (B,) as `evaluate` takes them.
-        explained: See `unattributed`.
+        unattributed: (B,), what the map leaves out of the explained number.
+        explained: (B,), the number that is explained.
     """
 
     maps: Tensor

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from steadygaze.errors import InputError, MethodUnavailableError, UnknownNameError
 from steadygaze.faithfulness.inputs import RATIOS
@@ -32,10 +31,6 @@ from steadygaze.runs.request import CHANCE, DEFAULT_METRICS
 from steadygaze.runs.rows import RowKey
 from steadygaze.target import check_score, default_score
 from steadygaze.vit.view import ViT
-
-if TYPE_CHECKING:
-    pass
-
 
 SEARCHES = "black box"  # the family of methods that search: hundreds of forward passes for each image
 

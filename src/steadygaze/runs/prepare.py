@@ -97,10 +97,8 @@ def check_levels(images: Float[Tensor, "b 3 h w"], statistics: Statistics) -> bo
             mean, std = (list(v) for v in usual)
             raise InputError(
                 f"images: expected normalization with mean {expected_mean} and std {expected_std}, but the "
-                "images have "
-                f"whole gray levels with mean {mean} and std {std}: give mean={mean}, std={std} if that is "
-                "how they "
-                "were made, or normalize them as expected"
+                f"images have whole gray levels with mean {mean} and std {std}: give mean={mean}, std={std} "
+                "if that is how they were made, or normalize them as expected"
             )
     return False
 

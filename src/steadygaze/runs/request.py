@@ -46,7 +46,8 @@ class Option:
         help: For both, where `python` is empty; {NAME} stands for a text of `cli.options`.
         python: Docstring of the Python argument, where it accepts more than the command.
         alias: The declaration in `cli.options` that the command takes instead, for options of many commands.
-        command: False: only Python has it         required: the command needs it, the function may not.
+        command: Whether the command has it too; False: only Python.
+        required: Whether the command needs it; the function may not.
         type: Of the value on the command line.
         split: How the command's text becomes a list.
     """
@@ -75,7 +76,7 @@ def shared(alias: str, default: Any, python: str, **more: Any) -> Any:
 
 def options_of(request: type[Request]) -> Iterator[tuple[Field[Any], Option]]:
     """The fields of a request that users give, with their options."""
-    return ((one, one.metadata["option"]) for one in fields(request) if "option" in one.metadata)
+    return ((entry, entry.metadata["option"]) for entry in fields(request) if "option" in entry.metadata)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -251,8 +252,7 @@ class Request:
         if not isinstance(self.model, str):
             raise InputError(
                 "data: reading a folder needs a model whose preprocessing is known, got "
-                f"{type(self.model).__name__}. "
-                "Load it with sg.load_model(name_or_module, ...)."
+                f"{type(self.model).__name__}. Load it with sg.load_model(name_or_module, ...)."
             )
         device: Any = self.device
         if device == "auto":

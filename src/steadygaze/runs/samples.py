@@ -297,7 +297,12 @@ def read_setting_samples(run: Path) -> Samples | None:
 
 @dataclass(frozen=True)
 class SettingSampler:
-    """Stores the samples of a stress run. method: of the maps        class_names: of the model, if known"""
+    """Stores the samples of a stress run.
+
+    Attributes:
+        method: Of the maps.
+        class_names: Of the model, if they are known.
+    """
 
     out: Path
     evaluator: Evaluator

@@ -54,8 +54,8 @@ class ProcessProgress:
         state: Running, finished, interrupted or failed; a process that was killed is still "running" here.
         units: Of the progress bar.
         resumed: How many of them an earlier run did.
-        began: Seconds since 1970.
-        updated: See `began`.
+        began: When it began, in seconds since 1970.
+        updated: When it last reported, in seconds since 1970.
     """
 
     shard: Annotated[list[Count], Field(min_length=2, max_length=2)]

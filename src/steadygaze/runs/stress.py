@@ -83,9 +83,9 @@ def _arguments(texts: Sequence[str]) -> dict[str, list[str]]:
         for piece in filter(None, (piece.strip() for piece in str(text).split(","))):
             name, colon, argument = piece.partition(":")
             suite = SUITES[name]
-            given = arguments.setdefault(suite.name, [])
+            of_suite = arguments.setdefault(suite.name, [])
             if colon:
-                given.append(argument)
+                of_suite.append(argument)
     return arguments
 
 
@@ -534,10 +534,10 @@ def stress(
         >>> sorted({row["setting"] for row in rows})
         ['clean', 'fog/1']
     """
-    known = {field.name for field, _ in options_of(StressRequest)}
-    given = {name: value for name, value in suite_options.items() if name in known}
-    options = {name: value for name, value in suite_options.items() if name not in known}
+    names = {field.name for field, _ in options_of(StressRequest)}
+    of_run = {name: value for name, value in suite_options.items() if name in names}
+    options = {name: value for name, value in suite_options.items() if name not in names}
     request = StressRequest(
-        model=model, data=data, suites=suites, num_workers=num_workers, options=options, **given
+        model=model, data=data, suites=suites, num_workers=num_workers, options=options, **of_run
     )
     return run_stress(request, on_progress=on_progress)

@@ -174,11 +174,12 @@ class SweepNumber:
     """One number of one cell.
 
     Attributes:
-        value: Mean over seeds, with its 95 % interval.
-        low: See `value`.
-        high: See `value`.
+        value: Mean over seeds.
+        low: Lower end of its 95 % interval.
+        high: Upper end of its 95 % interval.
         difference: To the first cell, with its interval; None of the first itself and where images differ.
-        seeds: How many runs it is the mean of           images: of each.
+        seeds: Number of runs that it is the mean of.
+        images: Number of images of each run.
     """
 
     cell: str

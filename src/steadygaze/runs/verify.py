@@ -167,12 +167,12 @@ class _BatchRows:
             if not any(missing) and not joint:
                 yield Portion([], work * len(part.numbers), known=True)
                 continue
-            made = part_maps(self.forward, self.target, part, self.batch.names)
-            maps |= made
+            part_of_maps = part_maps(self.forward, self.target, part, self.batch.names)
+            maps |= part_of_maps
             if self.keep is not None and not part.stored:
-                keep_maps(self.keep, self.batch, made, self.target, plan)
+                keep_maps(self.keep, self.batch, part_of_maps, self.target, plan)
             for group, wanted in zip(groups, missing, strict=True):
-                chosen = {number: made[number] for number in group}
+                chosen = {number: part_of_maps[number] for number in group}
                 rows = self._rows(chosen, plan.single_metrics) if wanted else []
                 yield Portion(rows, work * len(group), known=not wanted and bool(plan.single_metrics))
         if joint:
@@ -198,12 +198,12 @@ class _BatchRows:
 
         def explain_again(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
             clean = CleanForward.of(adapt(model, task_of_outputs(vit.plan.outputs)), images)
-            return _stacked([one.maps for one in plan_maps(clean, classes, plan, self.batch.names)])
+            return _stacked([found.maps for found in plan_maps(clean, classes, plan, self.batch.names)])
 
         evaluation = evaluate(
             vit,
             self.batch,
-            _stacked([one.maps for one in maps.values()]),
+            _stacked([found.maps for found in maps.values()]),
             metrics,
             target=self.target,
             seed=plan.seed,
@@ -211,8 +211,8 @@ class _BatchRows:
             fill=plan.fill,
             explain=explain_again,
             forward=self.forward,
-            unattributed=_stacked([one.unattributed for one in maps.values()]),
-            explained=_stacked([one.explained for one in maps.values()]),
+            unattributed=_stacked([found.unattributed for found in maps.values()]),
+            explained=_stacked([found.explained for found in maps.values()]),
         )
         numbers = {name: _MetricValues(name, values, plan) for name, values in evaluation.values.items()}
         position = {number: index for index, number in enumerate(maps)}
@@ -270,8 +270,7 @@ def part_maps(clean: CleanForward, target: Tensor, part: MapPart, names: Sequenc
     """
     if not part.stored:
         methods = [m for m in part.methods if not isinstance(m, StoredMethod)]
-        made = maps_of(clean, target, methods, part.score)
-        return dict(zip(part.numbers, made, strict=True))
+        return dict(zip(part.numbers, maps_of(clean, target, methods, part.score), strict=True))
     height, width = clean.images.shape[-2:]
     logit = clean.logits.gather(1, target[:, None])[:, 0]  # what they explain is not stored
     read: Maps = {}
@@ -507,8 +506,7 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
     if plan.painting and not normalization.known:
         warnings.warn(
             f"{', '.join(plan.painting)}: pixels are set to black before normalization, which the model "
-            "does not "
-            "declare: ImageNet's mean and std are assumed. Give mean= and std= if they are others.",
+            "does not declare: ImageNet's mean and std are assumed. Give mean= and std= if they are others.",
             stacklevel=5,  # the caller of `verify`
         )
     width = number_of_classes(vit.model, vit.plan.input_size[1:]) if vit.plan.outputs == "values" else None
@@ -658,9 +656,9 @@ def verify(
         >>> sorted((row["method"], row["image"]) for row in rows)
         [('gae', '0'), ('gae', '1'), ('random', '0'), ('random', '1')]
     """
-    known = [field.name for field, _ in options_of(VerifyRequest)]
+    names = [field.name for field, _ in options_of(VerifyRequest)]
     for name in options:
-        if name not in known:
-            raise UnknownNameError("option of verify", name, known)
-    given: dict[str, Any] = {"methods": methods, "metrics": metrics, **options}
-    return run_verify(VerifyRequest(model=model, data=data, **given), on_progress=on_progress)
+        if name not in names:
+            raise UnknownNameError("option of verify", name, names)
+    arguments: dict[str, Any] = {"methods": methods, "metrics": metrics, **options}
+    return run_verify(VerifyRequest(model=model, data=data, **arguments), on_progress=on_progress)
