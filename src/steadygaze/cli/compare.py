@@ -19,21 +19,13 @@ from steadygaze.cli.options import (
     SUITES,
     command_line,
     declare,
+    declare_out,
     model_options,
     split_methods,
     split_names,
     takes,
 )
-from steadygaze.cli.output import (
-    STYLE,
-    Column,
-    guarded,
-    print_line,
-    print_table,
-    progress_bar,
-    stderr,
-    wide,
-)
+from steadygaze.cli.output import STYLE, Column, guarded, print_line, print_table, progress_bar, stderr, wide
 from steadygaze.cli.verify import print_masked_models
 from steadygaze.methods.registry import DEFAULT
 from steadygaze.runs.request import SUITE_OPTIONS
@@ -76,19 +68,11 @@ def compare_models(
     ] = None,
     by_class: Annotated[bool, typer.Option("--by-class", help="Print every class.")] = False,
     show: Annotated[
-        int,
-        declare(OUTPUT, "Number of newly wrong and newly correct images to show.", metavar="N", min=0),
+        int, declare(OUTPUT, "Number of newly wrong and newly correct images to show.", metavar="N", min=0)
     ] = 8,
     images: options.ExampleImages = True,
     out: Annotated[
-        Path | None,
-        declare(
-            OUTPUT,
-            "HTML file to write. Default: compare.html in the second folder.",
-            "--out",
-            "-o",
-            metavar="FILE",
-        ),
+        Path | None, declare_out("FILE", "HTML file to write. Default: compare.html in the second folder.")
     ] = None,
 ) -> None:
     """Compare two stress runs: paired differences of all metrics, changes by class and by image.
@@ -99,13 +83,18 @@ def compare_models(
     from steadygaze.report.comparison import write_comparison
     from steadygaze.report.pages import records_csv, write_all
     from steadygaze.runs.compare import compare
-    from steadygaze.runs.statistics import small_sample_note
+    from steadygaze.runs.statistics import plural, small_sample_note
 
     console = wide()
     folders = [_folders(before), _folders(after)]
     with progress_bar(stderr()) as on_progress:
         comparison = compare(folders[0], folders[1], setting=setting, on_progress=on_progress)
-    _print_heading(comparison, console)
+    one, two = comparison.before[0], comparison.after[0]
+    seeds = len(comparison.before), len(comparison.after)
+    models = f"before: {one.model} ({one.weights}); after: {two.model} ({two.weights})"
+    data = f"{plural(one.image_count, 'image')} of {one.data}"
+    repeated = f"; {seeds[0]} and {seeds[1]} seeds" if max(seeds) > 1 else ""
+    print_line(console, f"{models}; {data}{repeated}", "bold")
     _print_changes(comparison, console)
     records = _print_groups(comparison, seen, console) if seen is not None else []
     if comparison.turned:
@@ -114,8 +103,7 @@ def compare_models(
         else:
             _print_classes(comparison, console)
         _print_turned(comparison, show, console)
-    count = comparison.before[0].image_count
-    if count and (caution := small_sample_note(count)):
+    if one.image_count and (caution := small_sample_note(one.image_count)):
         print_line(console, caution, "yellow")
     for note in comparison.notes:
         print_line(console, f"note: {note}", "yellow")
@@ -167,40 +155,29 @@ def _print_every_class(comparison: Comparison, seen: str | None, console: Consol
     print_table(console, [*columns, Column("difference", "text")], rows, title=title)
 
 
-def _print_heading(comparison: Comparison, console: Console) -> None:
-    from steadygaze.runs.statistics import plural
-
-    one, two = comparison.before[0], comparison.after[0]
-    seeds = ""
-    if max(len(comparison.before), len(comparison.after)) > 1:
-        seeds = f"; {len(comparison.before)} and {len(comparison.after)} seeds"
-    models = f"before: {one.model} ({one.weights}); after: {two.model} ({two.weights})"
-    print_line(console, f"{models}; {plural(one.image_count, 'image')} of {one.data}{seeds}", "bold")
-
-
 def _print_changes(comparison: Comparison, console: Console) -> None:
     from steadygaze.report.comparison import short_list
 
     names = [Column(name, "name") for name in ("setting", "metric")]
     numbers = [Column(name) for name in ("before", "after", "difference", "interval", "p")]
-    rows = [(_change_cells(c), STYLE.get(c.verdict, "")) for c in short_list(comparison.changes)]
+    rows = []
+    for change in short_list(comparison.changes):
+        digits = len(change.quantity.text(0).partition(".")[2])
+        differences = (change.difference, change.low, change.high)
+        gap, low, high = (f"{change.scale * value:+.{digits}f}" for value in differences)
+        cells = [
+            change.setting.label,
+            change.quantity.title,
+            _side(change.before, change),
+            _side(change.after, change),
+            gap,
+            f"{low} to {high}",
+            "-" if change.p is None else f"{change.p:.3f}",
+            change.verdict or "unclear",
+        ]
+        rows.append((cells, STYLE.get(change.verdict, "")))
     title = "after minus before, 95 % interval over the same images"
     print_table(console, [*names, *numbers, Column("verdict", "name")], rows, title=title, keys=2)
-
-
-def _change_cells(change: Change) -> list[str]:
-    digits = len(change.quantity.text(0).partition(".")[2])
-    gap, low, high = (f"{change.scale * v:+.{digits}f}" for v in (change.difference, change.low, change.high))
-    return [
-        change.setting.label,
-        change.quantity.title,
-        _side(change.before, change),
-        _side(change.after, change),
-        gap,
-        f"{low} to {high}",
-        "-" if change.p is None else f"{change.p:.3f}",
-        change.verdict or "unclear",
-    ]
 
 
 def _side(spread: Spread, change: Change) -> str:
@@ -248,7 +225,7 @@ def card(
         str,
         typer.Argument(
             help="First model: a name, NAME@WEIGHTS, or a folder written by `steadygaze train`; or the "
-            "folder OUT/before of an earlier card.",
+            "folder OUT/before of an earlier card."
         ),
     ],
     after: Annotated[str, typer.Argument(help="Second model, in the same forms.")],
@@ -278,13 +255,10 @@ def card(
     device: options.Device = "auto",
     out: Annotated[
         Path | None,
-        declare(
-            OUTPUT,
+        declare_out(
+            "FOLDER",
             "Output folder. Repeat the command to resume. Default: the folder card inside the second "
             "model's folder, or steadygaze-card.",
-            "--out",
-            "-o",
-            metavar="FOLDER",
         ),
     ] = None,
     **suite_options: Any,

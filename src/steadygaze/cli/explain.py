@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steadygaze.cli import options
-from steadygaze.cli.options import DATA, METHODS, OUTPUT, declare, split_methods, takes
+from steadygaze.cli.options import DATA, METHODS, OUTPUT, declare, declare_out, split_methods, takes
 from steadygaze.cli.output import Interruptions, print_line, progress_bar, stderr, stdout
 from steadygaze.errors import BrokenMapError, ImageError, InputError
 from steadygaze.methods.registry import DEFAULT, Method, parse_method
@@ -77,8 +77,7 @@ class ExplainOptions(options.ModelOptions):
         ),
     ] = None
     signed: Annotated[
-        bool,
-        declare(OUTPUT, "Also draw negative attributions: evidence against the class.", "--signed"),
+        bool, declare(OUTPUT, "Also draw negative attributions: evidence against the class.", "--signed")
     ] = False
     patches: Annotated[
         bool, declare(OUTPUT, "Also write overlays without interpolation between patches.", "--patches")
@@ -109,14 +108,7 @@ class ExplainOptions(options.ModelOptions):
     device: options.Device = "auto"
     shard: options.Shard = None
     out: Annotated[
-        Path,
-        declare(
-            OUTPUT,
-            "Output folder. Overlays that an earlier run wrote into it are removed.",
-            "--out",
-            "-o",
-            metavar="FOLDER",
-        ),
+        Path, declare_out("FOLDER", "Output folder. Overlays that an earlier run wrote into it are removed.")
     ] = Path("steadygaze-out")
 
     @cached_property
@@ -573,11 +565,7 @@ def unique_names(image_files: Sequence[ImageFile]) -> dict[ImageFile, str]:
 
 
 def explain_files(
-    results: Results,
-    vit: ViT,
-    methods: Sequence[str | Method],
-    names: dict[ImageFile, str],
-    console: Console,
+    results: Results, vit: ViT, methods: Sequence[str | Method], names: dict[ImageFile, str], console: Console
 ) -> None:
     """Explain the images batch by batch and write their overlays. names: of the files, in results."""
     image_files, request = list(names), results.request

@@ -76,10 +76,7 @@ def suites(*, as_json: Json = False) -> None:
 
     infos = list_suites()
     rows = [
-        (
-            [f"{info.name}:{info.argument}".rstrip(":"), info.summary, ", ".join(info.options)],
-            "",
-        )
+        ([f"{info.name}:{info.argument}".rstrip(":"), info.summary, ", ".join(info.options)], "")
         for info in infos
     ]
     columns = [Column("name", "name"), Column("summary", "text"), Column("options", "text")]

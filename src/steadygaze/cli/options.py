@@ -126,6 +126,11 @@ def declare(panel: str, text: str, *flags: str, **settings: Any) -> Any:
     return typer.Option(*flags, help=text, rich_help_panel=panel, **settings)
 
 
+def declare_out(metavar: str, text: str) -> Any:
+    """Declare the option --out of a command."""
+    return declare(OUTPUT, text, "--out", "-o", metavar=metavar)
+
+
 MODEL_SOURCES = (
     "a timm name, torchvision:NAME, open_clip:NAME@TAG, a transformers folder or owner/name, a folder "
     "written by `steadygaze train`, or 'embedded'"
@@ -163,17 +168,13 @@ ImageSize = Annotated[
 Mean = Annotated[
     str | None,
     declare(
-        MODEL,
-        "Mean of the normalization, if it differs from the model's own: 0.5,0.5,0.5.",
-        metavar="R,G,B",
+        MODEL, "Mean of the normalization, if it differs from the model's own: 0.5,0.5,0.5.", metavar="R,G,B"
     ),
 ]
 Std = Annotated[
     str | None,
     declare(
-        MODEL,
-        "Standard deviation of the normalization, if it differs from the model's own.",
-        metavar="R,G,B",
+        MODEL, "Standard deviation of the normalization, if it differs from the model's own.", metavar="R,G,B"
     ),
 ]
 ModelKwargs = Annotated[
@@ -285,14 +286,7 @@ Shard = Annotated[
     ),
 ]
 Out = Annotated[
-    Path,
-    declare(
-        OUTPUT,
-        "Output folder. Repeat the command to resume an interrupted run.",
-        "--out",
-        "-o",
-        metavar="FOLDER",
-    ),
+    Path, declare_out("FOLDER", "Output folder. Repeat the command to resume an interrupted run.")
 ]
 ExampleImages = Annotated[
     bool, declare(OUTPUT, "Include example images with their maps.", "--images/--no-images")
@@ -465,11 +459,8 @@ def _declarations(source: Source) -> Iterator[tuple[str, Any, Any]]:
         for field, about in options_of(source):
             if about.command:
                 single = isinstance(field.default, str | int | None)  # a list's default is in its help
-                yield (
-                    field.name,
-                    empty if about.required else field.default if single else None,
-                    _annotation(about),
-                )
+                default = empty if about.required else field.default if single else None
+                yield field.name, default, _annotation(about)
     else:
         hints = get_type_hints(source, include_extras=True)
         for field in fields(source):

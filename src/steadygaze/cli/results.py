@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steadygaze.cli.options import OUTPUT, ExampleImages, Json, declare, split_names
+from steadygaze.cli.options import OUTPUT, ExampleImages, Json, declare, declare_out, split_names
 from steadygaze.cli.output import WIDTH, duration, print_line, progress_bar, stderr, stdout
 from steadygaze.errors import InputError
 
@@ -38,14 +38,7 @@ def report(
     ] = None,
     images: ExampleImages = True,
     out: Annotated[
-        Path | None,
-        declare(
-            OUTPUT,
-            "HTML file to write. Default: report.html in the first folder.",
-            "--out",
-            "-o",
-            metavar="FILE",
-        ),
+        Path | None, declare_out("FILE", "HTML file to write. Default: report.html in the first folder.")
     ] = None,
 ) -> None:
     """Write the results of runs as one HTML file that works offline, plus table.csv and table.md.
@@ -159,12 +152,16 @@ def status_lines(run: RunStatus) -> list[str]:
 def _line(name: str, shard: ShardStatus) -> str:
     from steadygaze.runs.status import FINISHED, NOT_STARTED, RUNNING
 
-    rate = f"{shard.rate:.3g}" if shard.state == RUNNING and shard.rate else ""
-    left = "" if shard.left is None or shard.state != RUNNING else duration(shard.left)
-    if shard.state not in (FINISHED, NOT_STARTED, RUNNING) and shard.seen is not None:
-        left = f"{duration(shard.seen)} ago"
-        return _row(name, shard.state, shard, "last seen", left)
-    return _row(name, shard.state, shard, rate, left)
+    counts, state = shard.counts, shard.state
+    images = rows = rate = left = ""
+    if state != NOT_STARTED:
+        images, rows = _of(counts.images, counts.images_total), _of(counts.rows, counts.rows_total)
+    if state == RUNNING:
+        rate = f"{shard.rate:.3g}" if shard.rate else ""
+        left = "" if shard.left is None else duration(shard.left)
+    elif state not in (FINISHED, NOT_STARTED) and shard.seen is not None:
+        rate, left = "last seen", f"{duration(shard.seen)} ago"
+    return COLUMNS.format(name, state, images, rows, rate, left).rstrip()
 
 
 def _summary(run: RunStatus) -> str:
@@ -182,16 +179,6 @@ def _summary(run: RunStatus) -> str:
         f"{run.rate:.3g}" if run.rate else "",
         left,
     ).rstrip()
-
-
-def _row(name: str, state: str, shard: ShardStatus, rate: str, left: str) -> str:
-    from steadygaze.runs.status import NOT_STARTED
-
-    counts = shard.counts
-    images = rows = ""
-    if state != NOT_STARTED:
-        images, rows = _of(counts.images, counts.images_total), _of(counts.rows, counts.rows_total)
-    return COLUMNS.format(name, state, images, rows, rate, left).rstrip()
 
 
 def _of(done: int, total: int | None) -> str:
@@ -216,19 +203,11 @@ def curves(
     columns: Annotated[
         list[str] | None,
         typer.Option(
-            "--columns",
-            help="Columns of log.csv, comma-separated. Default: all columns that hold numbers.",
+            "--columns", help="Columns of log.csv, comma-separated. Default: all columns that hold numbers."
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        declare(
-            OUTPUT,
-            "SVG file to write. Default: curves.svg in the first folder.",
-            "--out",
-            "-o",
-            metavar="FILE",
-        ),
+        Path | None, declare_out("FILE", "SVG file to write. Default: curves.svg in the first folder.")
     ] = None,
 ) -> None:
     """Plot the training curves of one or more runs as an SVG file.

@@ -21,7 +21,6 @@ import typer
 from steadygaze.cli import options
 from steadygaze.cli.options import (
     DATA,
-    OUTPUT,
     RECIPE,
     RUNNING,
     TRAINING,
@@ -29,6 +28,7 @@ from steadygaze.cli.options import (
     HelpfulCommand,
     command_line,
     declare,
+    declare_out,
     takes,
 )
 from steadygaze.cli.output import (
@@ -83,12 +83,8 @@ def train(
     ] = "auto",
     out: Annotated[
         Path | None,
-        declare(
-            OUTPUT,
-            "Output folder. Repeat the command to resume. Default: steadygaze-train/RECIPE.",
-            "--out",
-            "-o",
-            metavar="FOLDER",
+        declare_out(
+            "FOLDER", "Output folder. Repeat the command to resume. Default: steadygaze-train/RECIPE."
         ),
     ] = None,
     trust_remote_code: options.TrustRemoteCode = False,
@@ -259,12 +255,8 @@ def sweep(
     device: Annotated[str, declare(RUNNING, "auto or cpu.")] = "auto",
     out: Annotated[
         Path | None,
-        declare(
-            OUTPUT,
-            "Output folder. Repeat the command to resume. Default: steadygaze-sweep/RECIPE.",
-            "--out",
-            "-o",
-            metavar="FOLDER",
+        declare_out(
+            "FOLDER", "Output folder. Repeat the command to resume. Default: steadygaze-sweep/RECIPE."
         ),
     ] = None,
     shard: options.Shard = None,
@@ -468,16 +460,7 @@ def _group(method: str, title: str, help_text: str) -> typer.Typer:
                 metavar="FOLDER",
             ),
         ],
-        out: Annotated[
-            Path,
-            declare(
-                OUTPUT,
-                "Output file, .safetensors. Repeat the command to resume.",
-                "--out",
-                "-o",
-                metavar="FILE",
-            ),
-        ],
+        out: Annotated[Path, declare_out("FILE", "Output file, .safetensors. Repeat the command to resume.")],
         checkpoint: options.Checkpoint = None,
         steps: Annotated[
             int | None,

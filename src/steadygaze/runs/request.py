@@ -465,8 +465,8 @@ class StressRequest(Request):
     map_method: str = DEFAULT
 
 
-# Options of the suites that are in this package, which the command lists beside those of the request. The
-# suites themselves check them, and have the defaults.
+# Options of the suites that are in this package, which the command lists beside those of the request, and
+# `list_suites` too. The suites themselves check them, and have the defaults.
 SUITE_OPTIONS = {
     "corruptions": Option(
         "Corruptions: all15, all19, or names. Also selects those of shift:imagenet-c. Default: all15.",
@@ -482,7 +482,7 @@ SUITE_OPTIONS = {
     ),
     "pgd_steps": Option("Number of PGD steps. Default: 10.", metavar="N", type=int | None, panel=SUITES),
     "salient": Option(
-        "Attribution method that ranks the tokens in the suite occlusion. Default: {DEFAULT}.",
+        f"Attribution method that ranks the tokens in the suite occlusion. Default: {DEFAULT}.",
         metavar="METHOD",
         panel=SUITES,
     ),
