@@ -181,7 +181,9 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
     from steadygaze.vit.adapt import adapt
 
     console, live = console or stdout(), stderr()
+    # wrong options are reported before anything is loaded
     method_names = split_methods(request.method or [DEFAULT])
+    words, part = request.words, request.part
     region = None if request.region is None else parse_region(request.region)
     if request.top > MAX_TOP:
         raise InputError(
@@ -194,17 +196,15 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
             "give only one of the two"
         )
     for method in method_names:
-        parse_method(method)  # a wrong name is reported before anything is loaded
+        parse_method(method)
     methods = with_files(method_names, request.learned)
     every_file, damaged = list_images(request.images, request.limit)
     names = unique_names(every_file)
     if request.maps is not None:
         check_map_keys(every_file, request.images)
-    image_files = [
-        file for number, file in enumerate(every_file) if request.part.owns(number // request.batch_size)
-    ]
+    image_files = [file for number, file in enumerate(every_file) if part.owns(number // request.batch_size)]
     with live.status(f"loading {escape(request.model)}") if live.is_terminal else nullcontext():
-        loaded = as_classifier(request.load(request.device), request.words)
+        loaded = as_classifier(request.load(request.device), words)
         loaded = loaded if region is None else ask(loaded, region=region)
         vit = adapt(loaded)
     try:

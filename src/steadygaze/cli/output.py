@@ -1,6 +1,6 @@
 """Output that all commands share: progress bars, exit codes, tables, and messages after an interrupt.
 
-rich is imported inside the functions: it would double the time of `steadygaze -h`.
+rich is imported inside the functions: it takes 0.1 s, half the time of `steadygaze -h`.
 
 Exit codes: 0, success; 1, some images could not be used; 2, invalid input, or a file that could not be
 written; 3, a run that can be resumed stopped because it could not be written; 130, interrupted.
