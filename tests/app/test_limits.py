@@ -23,7 +23,7 @@ from benchmarks.page_client import DEFAULT_SCORE, PREDICTED, Visitor, as_input
 from helpers.page import served
 from helpers.tiers import tiered
 from steadygaze.app import Limits
-from steadygaze.cli.commands.explaining import serve
+from steadygaze.cli.serve import serve
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.methods.registry import forward_passes
 

@@ -135,7 +135,7 @@ def test_a_broken_map_does_not_stop_the_others(tmp_path, monkeypatch):
             raise BrokenMapError("not finite")
         return explain(vit, images, **other)
 
-    monkeypatch.setattr(command, "explain", fragile)
+    monkeypatch.setattr("steadygaze.methods.explain.explain", fragile)
     Image.new("RGB", (32, 32), "white").save(tmp_path / "white.png")
     given = tmp_path / "white.png", DEMO / "cat.png"
     result = run("explain", *given, "--model", "embedded", "--out", tmp_path / "out", code=1)
@@ -169,7 +169,7 @@ def test_out_is_no_folder(tmp_path):
 
 
 def test_a_wrong_method_is_reported_before_anything_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "load_model", None)
+    monkeypatch.setattr("steadygaze.loading.load.load_model", None)
     run(
         "explain",
         DEMO / "cat.png",
@@ -284,9 +284,9 @@ def test_the_flag_of_an_argument_is_added_to_an_error(tmp_path, monkeypatch):
         return explain
 
     words = ("explain", DEMO / "ship.png", "--model", "embedded", "--out", tmp_path)
-    monkeypatch.setattr(command, "explain", fail("num_classes"))
+    monkeypatch.setattr("steadygaze.methods.explain.explain", fail("num_classes"))
     assert run(*words, code=2).output == "error: expected something else (--num-classes)\n"
-    monkeypatch.setattr(command, "explain", fail("no_option_of_this_command"))
+    monkeypatch.setattr("steadygaze.methods.explain.explain", fail("no_option_of_this_command"))
     assert run(*words, code=2).output == "error: expected something else\n"
 
 

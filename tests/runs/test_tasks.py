@@ -1,6 +1,7 @@
 """Runs and pages of multi-label and regression models: what is measured, and what the outputs are called."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -139,7 +140,9 @@ def test_stress_measures_attention_and_refuses_accuracy(folder: Path, tmp_path: 
 def test_explain_names_labels_and_values(folder: Path, tmp_path: Path, task: str) -> None:
     out = tmp_path / task
     console = Console(record=True, width=140)
-    options = ExplainOptions([folder], "embedded", ["gae"], out, target="3", task=task)
+    options = ExplainOptions(
+        images=[folder], model="embedded", method=["gae"], out=out, target="3", task=task
+    )
     assert run(options, console) == 0
     text, manifest = console.export_text(), json.loads((out / "manifest.json").read_text())
     assert "%" not in text and manifest["task"] == task
@@ -149,7 +152,7 @@ def test_explain_names_labels_and_values(folder: Path, tmp_path: Path, task: str
         assert entry["value"] == pytest.approx(np.load(out / "scores.npz")["logits"][0, 3], abs=1e-5)
         assert "cat " in text and "values" in text
         with pytest.raises(sg.InputError, match="--top"):
-            run(ExplainOptions([folder], "embedded", ["gae"], out, top=2, task=task), console)
+            run(replace(options, target="auto", top=2), console)
     else:
         assert 0 < entry["probability"] < 1 and "labels" in text
 

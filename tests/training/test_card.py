@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from helpers.training import content, image_folder
 from steadygaze.cli import app
-from steadygaze.cli.curves import draw_curves
+from steadygaze.cli.results import draw_curves
 from steadygaze.training.recipe import make_recipe
 
 

@@ -11,9 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from steadygaze import __version__
-from steadygaze.cli.commands import explaining, listing, measuring, reporting, training
-from steadygaze.cli.explainers import diffmask as diffmask_commands
-from steadygaze.cli.explainers import shapley as shapley_commands
+from steadygaze.cli import compare, explain, lists, results, serve, stress, train, verify
 from steadygaze.cli.options import HelpfulCommand, HelpfulGroup
 from steadygaze.errors import SteadygazeError
 
@@ -117,26 +115,26 @@ def _add(command: Callable[..., None], group: str, name: str | None = None, **se
     app.command(name, cls=HelpfulCommand, rich_help_panel=group, **settings)(command)
 
 
-_add(explaining.explain, EXPLAIN)
-_add(explaining.demo, EXPLAIN)
-_add(explaining.serve, EXPLAIN, "app")
-_add(measuring.verify, MEASURE)
-_add(measuring.stress, MEASURE, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-_add(measuring.card, MEASURE)
-_add(reporting.compare_models, MEASURE, "compare-models")
-_add(reporting.report, RESULTS)
-_add(reporting.export, RESULTS)
-_add(reporting.status, RESULTS)
-_add(training.train, TRAIN)
-_add(training.sweep, TRAIN)
-_add(training.curves, TRAIN)
-app.add_typer(diffmask_commands, name="diffmask", cls=HelpfulGroup, rich_help_panel=TRAIN)
-app.add_typer(shapley_commands, name="shapley", cls=HelpfulGroup, rich_help_panel=TRAIN)
-_add(listing.methods, LIST)
-_add(listing.metrics, LIST)
-_add(listing.suites, LIST)
-_add(listing.losses, LIST)
-_add(listing.models, LIST)
+_add(explain.explain, EXPLAIN)
+_add(explain.demo, EXPLAIN)
+_add(serve.serve, EXPLAIN, "app")
+_add(verify.verify, MEASURE)
+_add(stress.stress, MEASURE, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+_add(compare.card, MEASURE)
+_add(compare.compare_models, MEASURE, "compare-models")
+_add(results.report, RESULTS)
+_add(results.export, RESULTS)
+_add(results.status, RESULTS)
+_add(train.train, TRAIN)
+_add(train.sweep, TRAIN)
+_add(results.curves, TRAIN)
+app.add_typer(train.diffmask, name="diffmask", cls=HelpfulGroup, rich_help_panel=TRAIN)
+app.add_typer(train.shapley, name="shapley", cls=HelpfulGroup, rich_help_panel=TRAIN)
+_add(lists.methods, LIST)
+_add(lists.metrics, LIST)
+_add(lists.suites, LIST)
+_add(lists.losses, LIST)
+_add(lists.models, LIST)
 
 
 def main() -> None:

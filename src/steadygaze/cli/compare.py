@@ -1,44 +1,100 @@
-"""`steadygaze compare-models`: two stress runs in, what changed out; an HTML file and a table beside it."""
+"""Commands that compare two models: `compare-models` reads two stress runs, `card` measures both models.
+
+Each prints what changed and writes an HTML file, with a table beside it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-from rich.console import Console
+import typer
 
-from steadygaze.cli.output import Column, print_line, print_table, progress_bar, wide
-from steadygaze.report.comparison import short_list, write_comparison
-from steadygaze.report.pages import records_csv, write_all
-from steadygaze.robustness.by_class import ClassChange, Spread
-from steadygaze.runs.card import Change
-from steadygaze.runs.compare import SEEN, UNSEEN, Comparison, compare, group_changes, read_seen
-from steadygaze.runs.statistics import plural, small_sample_note
+from steadygaze.cli import options
+from steadygaze.cli.options import (
+    METHODS,
+    OUTPUT,
+    SUITES,
+    command_line,
+    declare,
+    declare_out,
+    model_options,
+    split_methods,
+    split_names,
+    takes,
+)
+from steadygaze.cli.output import STYLE, Column, guarded, print_line, print_table, progress_bar, stderr, wide
+from steadygaze.cli.verify import print_masked_models
+from steadygaze.methods.registry import DEFAULT
+from steadygaze.runs.request import SUITE_OPTIONS
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from steadygaze.robustness.by_class import ClassChange, Spread
+    from steadygaze.runs.before_after import CardRequest, FaithfulnessChange
+    from steadygaze.runs.card import Change
+    from steadygaze.runs.compare import Comparison
+    from steadygaze.runs.shards import World
+
+COLUMNS = ("before", "after", "difference", "95 % interval")
 CLASSES = 8  # that lost most, and that gained most
-STYLE = {"better": "green", "worse": "red"}
 TURNED = {"wrong": "newly wrong", "right": "newly correct"}
 
 
-def run(
-    before: str,
-    after: str,
-    out: Path | None,
-    setting: str,
-    show: int,
-    images: bool,
-    console: Console | None = None,
+def compare_models(
     *,
-    seen: str | None = None,
-    by_class: bool = False,
-) -> int:
-    """Compare, print and write; returns the exit code."""
-    console = console or wide(Console())
+    before: Annotated[
+        str,
+        typer.Argument(
+            help="Folder written by `steadygaze stress`, or the folder of a model of `steadygaze sweep`; "
+            "several seeds: A0,A1,A2."
+        ),
+    ],
+    after: Annotated[str, typer.Argument(help="The same for the other model, on the same images.")],
+    setting: Annotated[
+        str, typer.Option(help="Setting in which classes and individual images are compared.")
+    ] = "clean",
+    seen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASSES",
+            help="Classes that were trained on: a file with one per line, or a comma-separated list, each "
+            "an index, a synset or a name. Their accuracy is compared separately from that of the other "
+            "classes.",
+        ),
+    ] = None,
+    by_class: Annotated[bool, typer.Option("--by-class", help="Print every class.")] = False,
+    show: Annotated[
+        int, declare(OUTPUT, "Number of newly wrong and newly correct images to show.", metavar="N", min=0)
+    ] = 8,
+    images: options.ExampleImages = True,
+    out: Annotated[
+        Path | None, declare_out("FILE", "HTML file to write. Default: compare.html in the second folder.")
+    ] = None,
+) -> None:
+    """Compare two stress runs: paired differences of all metrics, changes by class and by image.
+
+    Example: steadygaze compare-models run-before run-after
+    Example: steadygaze compare-models before0,before1,before2 after0,after1,after2 -o compare.html
+    """
+    from steadygaze.report.comparison import write_comparison
+    from steadygaze.report.pages import records_csv, write_all
+    from steadygaze.runs.compare import compare
+    from steadygaze.runs.statistics import plural, small_sample_note
+
+    console = wide()
     folders = [_folders(before), _folders(after)]
-    with progress_bar(Console(stderr=True)) as on_progress:
+    with progress_bar(stderr()) as on_progress:
         comparison = compare(folders[0], folders[1], setting=setting, on_progress=on_progress)
-    _print_heading(comparison, console)
+    one, two = comparison.before[0], comparison.after[0]
+    seeds = len(comparison.before), len(comparison.after)
+    models = f"before: {one.model} ({one.weights}); after: {two.model} ({two.weights})"
+    data = f"{plural(one.image_count, 'image')} of {one.data}"
+    repeated = f"; {seeds[0]} and {seeds[1]} seeds" if max(seeds) > 1 else ""
+    print_line(console, f"{models}; {data}{repeated}", "bold")
     _print_changes(comparison, console)
     records = _print_groups(comparison, seen, console) if seen is not None else []
     if comparison.turned:
@@ -47,8 +103,7 @@ def run(
         else:
             _print_classes(comparison, console)
         _print_turned(comparison, show, console)
-    count = comparison.before[0].image_count
-    if count and (caution := small_sample_note(count)):
+    if one.image_count and (caution := small_sample_note(one.image_count)):
         print_line(console, caution, "yellow")
     for note in comparison.notes:
         print_line(console, f"note: {note}", "yellow")
@@ -58,7 +113,6 @@ def run(
         files += write_all({path.with_name(f"{path.stem}-classes.csv"): records_csv(records)})
     for file in files:
         print_line(console, f"wrote {file}")
-    return 0
 
 
 def _folders(text: str) -> list[Path]:
@@ -69,6 +123,8 @@ def _folders(text: str) -> list[Path]:
 
 def _print_groups(comparison: Comparison, seen: str, console: Console) -> list[dict[str, Any]]:
     """Print seen against unseen classes; returns the numbers."""
+    from steadygaze.runs.compare import group_changes, read_seen
+
     changes = group_changes(comparison, read_seen(seen, comparison.class_names))
     rows: list[tuple[list[str], str]] = []
     for change in changes:
@@ -85,6 +141,8 @@ def _print_groups(comparison: Comparison, seen: str, console: Console) -> list[d
 
 def _print_every_class(comparison: Comparison, seen: str | None, console: Console) -> None:
     """Every class, those that lost most first."""
+    from steadygaze.runs.compare import SEEN, UNSEEN, read_seen
+
     listed = None if seen is None else read_seen(seen, comparison.class_names)
     rows: list[tuple[list[str], str]] = []
     for change in comparison.classes:
@@ -97,40 +155,33 @@ def _print_every_class(comparison: Comparison, seen: str | None, console: Consol
     print_table(console, [*columns, Column("difference", "text")], rows, title=title)
 
 
-def _print_heading(comparison: Comparison, console: Console) -> None:
-    one, two = comparison.before[0], comparison.after[0]
-    seeds = ""
-    if max(len(comparison.before), len(comparison.after)) > 1:
-        seeds = f"; {len(comparison.before)} and {len(comparison.after)} seeds"
-    models = f"before: {one.model} ({one.weights}); after: {two.model} ({two.weights})"
-    print_line(console, f"{models}; {plural(one.image_count, 'image')} of {one.data}{seeds}", "bold")
-
-
 def _print_changes(comparison: Comparison, console: Console) -> None:
+    from steadygaze.report.comparison import short_list
+
     names = [Column(name, "name") for name in ("setting", "metric")]
     numbers = [Column(name) for name in ("before", "after", "difference", "interval", "p")]
-    rows = [(_change_cells(c), STYLE.get(c.verdict, "")) for c in short_list(comparison.changes)]
+    rows = []
+    for change in short_list(comparison.changes):
+        digits = len(change.quantity.text(0).partition(".")[2])
+        differences = (change.difference, change.low, change.high)
+        gap, low, high = (f"{change.scale * value:+.{digits}f}" for value in differences)
+        cells = [
+            change.setting.label,
+            change.quantity.title,
+            _side(change.before, change),
+            _side(change.after, change),
+            gap,
+            f"{low} to {high}",
+            "-" if change.p is None else f"{change.p:.3f}",
+            change.verdict or "unclear",
+        ]
+        rows.append((cells, STYLE.get(change.verdict, "")))
     title = "after minus before, 95 % interval over the same images"
     print_table(console, [*names, *numbers, Column("verdict", "name")], rows, title=title, keys=2)
 
 
-def _change_cells(change: Change) -> list[str]:
-    digits = len(change.quantity.text(0).partition(".")[2])
-    gap, low, high = (f"{change.scale * v:+.{digits}f}" for v in (change.difference, change.low, change.high))
-    return [
-        change.setting.label,
-        change.quantity.title,
-        _side(change.before, change),
-        _side(change.after, change),
-        gap,
-        f"{low} to {high}",
-        "-" if change.p is None else f"{change.p:.3f}",
-        change.verdict or "unclear",
-    ]
-
-
 def _side(spread: Spread, change: Change) -> str:
-    if np.isnan(spread.mean):
+    if isnan(spread.mean):
         return "no number"
     text = change.quantity.text(spread.mean)
     return f"{text} ±{change.quantity.text(spread.deviation)}" if spread.seeds > 1 else text
@@ -150,6 +201,8 @@ def _print_classes(comparison: Comparison, console: Console) -> None:
 
 
 def _class_text(change: ClassChange) -> str:
+    from steadygaze.runs.statistics import plural
+
     ends = f"{100 * change.before.value:.0f} % to {100 * change.after.value:.0f} %"
     span = f"[{100 * change.low:+.0f}, {100 * change.high:+.0f}]"
     verdict = "" if change.verdict == "unclear" else f", {change.verdict}"
@@ -163,3 +216,156 @@ def _print_turned(comparison: Comparison, show: int, console: Console) -> None:
         colon = ": " if names and show else ""
         text = f"{TURNED[way]} ({comparison.setting}): {len(names)}{colon}{listed}{more}"
         print_line(console, text)
+
+
+@takes({name: SUITE_OPTIONS[name] for name in ("corruptions", "severities", "epsilons")})
+def card(
+    *,
+    before: Annotated[
+        str,
+        typer.Argument(
+            help="First model: a name, NAME@WEIGHTS, or a folder written by `steadygaze train`; or the "
+            "folder OUT/before of an earlier card."
+        ),
+    ],
+    after: Annotated[str, typer.Argument(help="Second model, in the same forms.")],
+    data: options.OptionalData = None,
+    masks: options.Masks = None,
+    methods: Annotated[list[str] | None, declare(METHODS, options.METHODS_HELP, "--methods", "-M")] = None,
+    metrics: options.Metrics = None,
+    suites: Annotated[
+        list[str] | None,
+        declare(
+            SUITES,
+            "Suites, as for stress. Default: corruptions, attacks, occlusion, attention.",
+            "--suites",
+            "-s",
+        ),
+    ] = None,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    batch_size: options.BatchSize = 16,
+    class_names: options.ClassNames = None,
+    image_size: options.ImageSize = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    model_kwargs: options.ModelKwargs = None,
+    show: Annotated[int, declare(OUTPUT, "Number of example images.", metavar="N", min=0)] = 6,
+    images: options.ExampleImages = True,
+    device: options.Device = "auto",
+    out: Annotated[
+        Path | None,
+        declare_out(
+            "FOLDER",
+            "Output folder. Repeat the command to resume. Default: the folder card inside the second "
+            "model's folder, or steadygaze-card.",
+        ),
+    ] = None,
+    **suite_options: Any,
+) -> None:
+    """Compare two models on one page: accuracy, robustness, attention, faithfulness, maps, classes.
+
+    Measures both models on the same images, prints the differences and writes card.html.
+
+    Example: steadygaze card deit_tiny_patch16_224 run -d imagenet/val -n 500
+    Example: steadygaze card vit_tiny@a.safetensors vit_tiny@b.safetensors -d photos -o card
+    """
+    from steadygaze.runs.before_after import SUITES as DEFAULT_SUITES
+    from steadygaze.runs.before_after import CardRequest, measure_side
+
+    folder = Path(after) / "card" if Path(after).is_dir() else Path("steadygaze-card")
+    request = CardRequest(
+        data=data,
+        out=out or folder,
+        suites=split_names(suites) or DEFAULT_SUITES,
+        methods=split_methods(methods or [DEFAULT]),
+        metrics=split_names(metrics),
+        masks=masks,
+        options=suite_options,
+        model_options=model_options(class_names, image_size, mean, std, model_kwargs),
+        limit=limit,
+        seed=seed,
+        batch_size=batch_size,
+        device=device,
+        command=command_line(),
+    )
+
+    def work(world: World, notes: Console) -> int:
+        with progress_bar(notes, visible=not world.rank) as on_progress:
+            folders = [
+                measure_side(side, name, request, world, on_progress)
+                for side, name in ((before, "before"), (after, "after"))
+            ]
+        world.wait()
+        if not world.rank:
+            write_card_page(folders, request, show, images)
+        return 0
+
+    raise typer.Exit(guarded(request.out, work))
+
+
+def write_card_page(folders: Sequence[Path], request: CardRequest, show: int, images: bool) -> None:
+    """Compare the runs in the folders of both sides, print the differences and write the page."""
+    from steadygaze.report.comparison import sentence, short_list, write_card
+    from steadygaze.runs.before_after import faithfulness_changes
+    from steadygaze.runs.compare import compare
+    from steadygaze.runs.ranking import masked_models
+    from steadygaze.runs.rows import Rows, read_run
+    from steadygaze.runs.statistics import small_sample_note
+
+    console = wide()
+    comparison = compare([folders[0] / "stress"], [folders[1] / "stress"])
+    faithfulness = faithfulness_changes(folders[0] / "verify", folders[1] / "verify")
+    print_line(console, sentence(comparison), "bold")
+    _print_card_changes(short_list(comparison.changes), console)
+    _print_faithfulness(faithfulness, console)
+    if caution := small_sample_note(comparison.before[0].image_count):
+        print_line(console, caution, "yellow")
+    for note in comparison.notes:
+        print_line(console, f"note: {note}", "yellow")
+    sections = [Rows.read(folder / "verify").table().sections for folder in folders]
+    print_masked_models([section for side in sections for section in side], console)
+    files = write_card(
+        comparison,
+        faithfulness,
+        request.out / "card.html",
+        [read_run(folder / kind) for folder in folders for kind in ("stress", "verify")],
+        show=show,
+        images=images,
+        masked=[bool(masked_models(side)) for side in sections],
+    )
+    for file in files:
+        print_line(console, f"wrote {file}")
+
+
+def _print_card_changes(changes: Sequence[Change], console: Console) -> None:
+    rows: list[tuple[list[str], str]] = []
+    for change in changes:
+        scale = change.scale
+        cells = [
+            change.setting.label,
+            change.quantity.title,
+            f"{scale * change.before.mean:.4g}",
+            f"{scale * change.after.mean:.4g}",
+            f"{scale * change.difference:+.3g}",
+            f"{scale * change.low:+.3g} to {scale * change.high:+.3g}",
+        ]
+        rows.append((cells, STYLE.get(change.verdict, "")))
+    columns = [Column("setting", "name"), Column("metric", "name"), *map(Column, COLUMNS)]
+    print_table(console, columns, rows, title="accuracy, robustness, attention", keys=2)
+
+
+def _print_faithfulness(changes: Sequence[FaithfulnessChange], console: Console) -> None:
+    rows: list[tuple[list[str], str]] = []
+    for change in changes:
+        cells = [
+            change.method,
+            change.quantity.title,
+            change.quantity.text(change.before),
+            change.quantity.text(change.after),
+            f"{change.difference:+.3g}",
+            f"{change.low:+.3g} to {change.high:+.3g}",
+        ]
+        rows.append((cells, STYLE.get(change.verdict, "")))
+    columns = [Column("method", "name"), Column("metric", "name"), *map(Column, COLUMNS)]
+    print_table(console, columns, rows, title="faithfulness", keys=2)

@@ -1,4 +1,5 @@
-"""`steadygaze explain`: image files in; overlays, a comparison grid, scores.npz and manifest.json out."""
+"""`steadygaze explain` and `steadygaze demo`: image files in; overlays, a comparison grid, scores.npz and
+manifest.json out."""
 
 from __future__ import annotations
 
@@ -6,87 +7,244 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
-from importlib.resources import as_file, files
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import torch
-from PIL import Image
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
-from torch import Tensor
+import typer
 
-from steadygaze.cli.output import Interruptions, print_line, progress_bar
-from steadygaze.data.folders import Item
-from steadygaze.data.images import EncodedImage, read_image
-from steadygaze.data.streams import list_images
+from steadygaze.cli import options
+from steadygaze.cli.options import DATA, METHODS, OUTPUT, declare, declare_out, split_methods, takes
+from steadygaze.cli.output import Interruptions, print_line, progress_bar, stderr, stdout
 from steadygaze.errors import BrokenMapError, ImageError, InputError
-from steadygaze.files import write_npz, write_png
-from steadygaze.loading.load import load_model
-from steadygaze.loading.loaded import LoadedModel
-from steadygaze.methods.explain import explain
-from steadygaze.methods.learned import with_files
 from steadygaze.methods.registry import DEFAULT, Method, parse_method
 from steadygaze.progress import OnProgress, Progress
-from steadygaze.questions.ask import ask
-from steadygaze.questions.regions import Region
-from steadygaze.questions.text import TextClasses, as_classifier
-from steadygaze.results.attribution import Attribution, concatenate, overlay_name, store_maps
-from steadygaze.results.comparison import comparison_grid
-from steadygaze.results.manifest import image_entry, listed_overlays, remove_overlays, write_manifest
-from steadygaze.runs.shards import WHOLE, Shard
-from steadygaze.runs.statistics import plural
-from steadygaze.target import Outputs, percent, predictions, summarize, task_of_outputs
-from steadygaze.vit.adapt import adapt
-from steadygaze.vit.view import ViT
 
-ImageFile = Path | Item  # an item is an image of a stream
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL import Image
+    from rich.console import Console
+    from torch import Tensor
+
+    from steadygaze.data.folders import Item
+    from steadygaze.data.images import EncodedImage
+    from steadygaze.loading.loaded import LoadedModel
+    from steadygaze.questions.regions import Region
+    from steadygaze.results.attribution import Attribution
+    from steadygaze.runs.shards import Shard
+    from steadygaze.target import Outputs
+    from steadygaze.vit.view import ViT
+
+    ImageFile = Path | Item  # an item is an image of a stream
+
 MAX_NAME = 120  # bytes of an image's name in names of files
 GRID_IMAGES, GRID_ROWS, GRID_COLUMNS = 12, 36, 24  # most images, rows and methods in grid.png
 TABLE_ROWS = 20  # images in the printed table
 MIN_OVERLAY_SIZE = 224  # smaller images are enlarged before the overlay is drawn
+MAX_TOP = 100  # classes that are explained of each image
+DEMO_METHODS = ("rollout", "gradcam", "gae", "attcat", "decompx+skipplus", DEFAULT)
 
 
-@dataclass(frozen=True)
-class ExplainOptions:
-    """The options of `steadygaze explain`."""
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(options.ModelOptions):
+    """The images and the options of `steadygaze explain`."""
 
     images: Sequence[str | Path]
-    model: str
-    methods: list[str]
-    out: Path
-    checkpoint: Path | None = None
-    target: str = "auto"
-    top: int = 1
-    score: str | None = None
-    limit: int | None = None
-    batch_size: int = 8
-    signed: bool = False
-    num_classes: int | None = None
-    model_options: Mapping[str, Any] = field(default_factory=dict)
-    task: str | None = None
-    trust_remote_code: bool = False
-    words: TextClasses | None = None
-    region: Region | None = None
-    device: str = "auto"
-    diffmask: Path | None = None
-    shapley: Path | None = None
-    patches: bool = False
-    maps: Path | None = None
-    shard: Shard = WHOLE
+    method: Annotated[list[str] | None, declare(METHODS, options.METHODS_HELP, "--method", "-M")] = None
+    target: Annotated[
+        str,
+        declare(
+            METHODS,
+            "Class to explain: auto (the predicted class, the most probable label), an index or a name.",
+            "--target",
+            "-t",
+        ),
+    ] = "auto"
+    top: Annotated[
+        int,
+        declare(
+            METHODS,
+            "Explain the K most probable classes or labels of each image; at most 100.",
+            metavar="K",
+            min=1,
+        ),
+    ] = 1
+    score: Annotated[
+        str | None,
+        declare(
+            METHODS,
+            "Quantity to explain: logit, log_prob, log_odds, contrast, prob. Default: the method's own.",
+        ),
+    ] = None
+    signed: Annotated[
+        bool, declare(OUTPUT, "Also draw negative attributions: evidence against the class.", "--signed")
+    ] = False
+    patches: Annotated[
+        bool, declare(OUTPUT, "Also write overlays without interpolation between patches.", "--patches")
+    ] = False
+    diffmask: options.DiffMask = None
+    maps: Annotated[
+        Path | None,
+        declare(
+            OUTPUT,
+            "Also store the maps in this folder, in float16, for `verify --maps`. Keys are paths "
+            "relative to the given folders, or file names.",
+            metavar="FOLDER",
+        ),
+    ] = None
+    limit: Annotated[
+        int | None, declare(DATA, "Explain at most N images.", "--limit", "-n", metavar="N", min=1)
+    ] = None
+    shapley: options.Shapley = None
+    batch_size: options.BatchSize = 8
+    region: Annotated[
+        str | None,
+        declare(
+            METHODS,
+            "For segmenters: the pixels whose class is explained, point=X,Y or box=LEFT,TOP,RIGHT,BOTTOM, "
+            "in pixels of the preprocessed image.",
+        ),
+    ] = None
+    device: options.Device = "auto"
+    shard: options.Shard = None
+    out: Annotated[
+        Path, declare_out("FOLDER", "Output folder. Overlays that an earlier run wrote into it are removed.")
+    ] = Path("steadygaze-out")
+
+    @cached_property
+    def part(self) -> Shard:
+        """The part of the images that this command explains."""
+        from steadygaze.runs.shards import parse_shard
+
+        return parse_shard(self.shard)
 
     def file(self, stem: str, ending: str) -> Path:
         """The path of a file of results: STEM.ENDING, or that of this shard, STEM-IofN.ENDING."""
-        return self.out / f"{'-'.join(filter(None, (stem, self.shard.label)))}.{ending}"
+        return self.out / f"{'-'.join(filter(None, (stem, self.part.label)))}.{ending}"
 
     @property
     def learned(self) -> dict[str, Path | None]:
         """The files of learned methods, by the method's name."""
         return {"diffmask": self.diffmask, "vit_shapley": self.shapley}
+
+
+@takes(ExplainOptions)
+def explain(
+    images: Annotated[
+        list[str],
+        typer.Argument(help="Image files, folders of images, or streamed data: 'wds:a.tar', 'hf:./folder'."),
+    ],
+    **values: Any,
+) -> None:
+    """Explain predictions: which patches is a prediction based on?
+
+    Writes an overlay for each image and method, a grid that compares the methods, scores.npz and
+    manifest.json. Unreadable files are skipped and listed at the end, and the exit code is 1. Ctrl-C ends the
+    current search and keeps its map so far; a second one within two seconds ends the command.
+
+    Example: steadygaze explain cat.jpg -m deit_tiny_patch16_224
+    Example: steadygaze explain photos -m deit_tiny_patch16_224 --method gae,gaze --top 3 -o maps
+    Example: steadygaze explain cat.jpg -m openai/clip-vit-base-patch32 --text "a cat" --text "a dog"
+    Example: steadygaze explain street.jpg -m ./segformer --region point=120,80 --target road
+    """
+    raise typer.Exit(run(ExplainOptions(images=images, **values)))
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Output folder.")] = Path(
+        "steadygaze-demo"
+    ),
+) -> None:
+    """Explain the bundled example images with six methods and the embedded model. Needs no network.
+
+    Example: steadygaze demo
+    """
+    from importlib.resources import as_file, files
+
+    with as_file(files("steadygaze") / "assets" / "demo") as folder:
+        request = ExplainOptions(images=[folder], model="embedded", method=list(DEMO_METHODS), out=out)
+        raise typer.Exit(run(request))
+
+
+def run(request: ExplainOptions, console: Console | None = None) -> int:
+    """Explain the images and write the results; returns the exit code.
+
+    0, success; 1, a file was not read or not explained; 130, stopped before all images were explained.
+    """
+    from rich.markup import escape
+
+    from steadygaze.data.streams import list_images
+    from steadygaze.methods.learned import with_files
+    from steadygaze.questions.ask import ask
+    from steadygaze.questions.text import as_classifier
+    from steadygaze.runs.statistics import plural
+    from steadygaze.vit.adapt import adapt
+
+    console, live = console or stdout(), stderr()
+    # wrong options are reported before anything is loaded
+    method_names = split_methods(request.method or [DEFAULT])
+    words, part = request.words, request.part
+    region = None if request.region is None else parse_region(request.region)
+    if request.top > MAX_TOP:
+        raise InputError(
+            f"--top {request.top}: expected at most {MAX_TOP} classes for each image: every class is one "
+            "overlay for each image and method. Choose a smaller number, or call sg.explain with target=."
+        )
+    if request.top > 1 and request.target != "auto":
+        raise InputError(
+            f"--top {request.top} explains the most probable classes, but --target is {request.target}: "
+            "give only one of the two"
+        )
+    for method in method_names:
+        parse_method(method)
+    methods = with_files(method_names, request.learned)
+    every_file, damaged = list_images(request.images, request.limit)
+    names = unique_names(every_file)
+    if request.maps is not None:
+        check_map_keys(every_file, request.images)
+    image_files = [file for number, file in enumerate(every_file) if part.owns(number // request.batch_size)]
+    with live.status(f"loading {escape(request.model)}") if live.is_terminal else nullcontext():
+        loaded = as_classifier(request.load(request.device), words)
+        loaded = loaded if region is None else ask(loaded, region=region)
+        vit = adapt(loaded)
+    try:
+        request.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"--out: expected a folder that can be written, got {request.out} ({error.strerror})"
+        ) from error
+    results = Results(request, loaded)
+    explain_files(results, vit, methods, {file: names[file] for file in image_files}, live)
+    results.unreadable += damaged
+    if results.rows:
+        write_results(results)
+    print_results(results, console)
+    remaining = len(image_files) - len(results.rows) - len(results.unreadable) - len(results.broken)
+    if remaining > 0:
+        images = plural(len(image_files), "image")
+        print_line(console, f"stopped: {remaining} of {images} not explained", "yellow")
+    return 130 if results.stopped else 1 if results.unreadable or results.broken else 0
+
+
+def parse_region(text: str) -> Region:
+    """Parse a region of a segmentation.
+
+    Examples:
+        >>> parse_region("point=120,80").point
+        (120.0, 80.0)
+    """
+    from steadygaze.questions.regions import Region
+
+    kind, _, numbers = text.partition("=")
+    try:
+        values = tuple(float(number) for number in numbers.split(","))
+    except ValueError:
+        values = ()
+    if kind == "point" and len(values) == 2:
+        return Region(point=values)
+    if kind == "box" and len(values) == 4:
+        return Region(box=values)
+    raise InputError(f"expected point=X,Y or box=LEFT,TOP,RIGHT,BOTTOM, got {text!r}", option="region")
 
 
 @dataclass
@@ -133,6 +291,8 @@ def add_results(
     attributions: dict[str, Attribution],
 ) -> None:
     """Write the overlays of one batch and add its maps and manifest entries to `results`."""
+    from steadygaze.results.manifest import image_entry
+
     for method, attribution in attributions.items():
         results.scores.setdefault(method, []).append(attribution.scores.float().numpy())
         results.score_of[method] = attribution.score
@@ -173,6 +333,11 @@ def write_overlays(
     request: ExplainOptions, name: str, image: Image.Image, attribution: Attribution, row: int
 ) -> list[str]:
     """Write the overlays of one image, one for each target; returns the file names."""
+    from PIL import Image
+
+    from steadygaze.files import write_png
+    from steadygaze.results.attribution import overlay_name
+
     factor = -(-MIN_OVERLAY_SIZE // max(image.size))
     if factor > 1:
         image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
@@ -199,6 +364,12 @@ def write_overlays(
 
 def write_results(results: Results) -> None:
     """Write grid.png, scores.npz and manifest.json, and remove overlays of an earlier run."""
+    import numpy as np
+
+    from steadygaze.files import write_npz, write_png
+    from steadygaze.results.manifest import listed_overlays, remove_overlays, write_manifest
+    from steadygaze.target import task_of_outputs
+
     request, loaded = results.request, results.loaded
     manifest = request.file("manifest", "json").name
     earlier = listed_overlays(request.out, manifest)
@@ -241,6 +412,9 @@ def write_results(results: Results) -> None:
 
 def draw_grid(results: Results) -> Image.Image:
     """The methods side by side, as far as `grid_extent` allows."""
+    from steadygaze.results.attribution import concatenate
+    from steadygaze.results.comparison import comparison_grid
+
     images, classes, methods = results.grid_extent
     attributions = {
         method: first_targets(concatenate(parts)[:images], classes)
@@ -285,6 +459,14 @@ def print_results(results: Results, console: Console) -> None:
 
 def print_predictions(results: Results, console: Console) -> None:
     """Print the three most probable classes of each image, every label above 0.5, or the values."""
+    import numpy as np
+    import torch
+    from rich.box import SIMPLE
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    from steadygaze.target import percent, predictions, summarize
+
     names = short_names(results.loaded.class_names)
     several = results.outputs == "classes"
     headings = ("1st", "2nd", "3rd")[: results.class_count] if several else (results.outputs,)
@@ -307,6 +489,8 @@ def print_predictions(results: Results, console: Console) -> None:
 
 def print_targets(results: Results, console: Console) -> None:
     """Print which class was explained, if that is not the predicted one."""
+    from steadygaze.runs.statistics import plural
+
     request = results.request
     if request.target != "auto":
         target = results.rows[0]["targets"][0]
@@ -327,6 +511,8 @@ def print_targets(results: Results, console: Console) -> None:
 
 def print_files(results: Results, console: Console) -> None:
     """Print what was written where."""
+    from steadygaze.runs.statistics import plural
+
     request = results.request
     overlays = sum(len(files) for row in results.rows for files in row["overlays"].values())
     print_line(console, f"wrote {plural(overlays, 'overlay')} to {request.out}, and")
@@ -338,8 +524,8 @@ def print_files(results: Results, console: Console) -> None:
         (request.file("manifest", "json"), "model, preprocessing, targets, versions"),
     ):
         print_line(console, f"  {file}  {content}")
-    if request.shard:
-        print_line(console, f"shard {request.shard}: this part of the images only")
+    if request.part:
+        print_line(console, f"shard {request.part}: this part of the images only")
     if results.removed:
         print_line(console, f"removed {plural(len(results.removed), 'overlay')} of an earlier run")
 
@@ -378,83 +564,8 @@ def unique_names(image_files: Sequence[ImageFile]) -> dict[ImageFile, str]:
     return names
 
 
-MAX_TOP = 100  # classes that are explained of each image
-DEMO_METHODS = ("rollout", "gradcam", "gae", "attcat", "decompx+skipplus", DEFAULT)
-
-
-def run_demo(out: Path) -> int:
-    """`steadygaze demo`: explain the example images with six methods; returns the exit code."""
-    with as_file(files("steadygaze") / "assets" / "demo") as folder:
-        return run(ExplainOptions(images=[folder], model="embedded", methods=list(DEMO_METHODS), out=out))
-
-
-def run(request: ExplainOptions, console: Console | None = None) -> int:
-    """Explain the images and write the results; returns the exit code.
-
-    0, success; 1, a file was not read or not explained; 130, stopped before all images were explained.
-    """
-    console, live = console or Console(), Console(stderr=True)
-    if request.top > MAX_TOP:
-        raise InputError(
-            f"--top {request.top}: expected at most {MAX_TOP} classes for each image: every class is one "
-            "overlay for each image and method. Choose a smaller number, or call sg.explain with target=."
-        )
-    if request.top > 1 and request.target != "auto":
-        raise InputError(
-            f"--top {request.top} explains the most probable classes, but --target is {request.target}: "
-            "give only one of the two"
-        )
-    for method in request.methods:
-        parse_method(method)  # a wrong name is reported before anything is loaded
-    methods = with_files(request.methods, request.learned)
-    every_file, damaged = list_images(request.images, request.limit)
-    names = unique_names(every_file)
-    if request.maps is not None:
-        check_map_keys(every_file, request.images)
-    image_files = [
-        file for number, file in enumerate(every_file) if request.shard.owns(number // request.batch_size)
-    ]
-    device = request.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    with live.status(f"loading {escape(request.model)}") if live.is_terminal else nullcontext():
-        loaded = load_model(
-            request.model,
-            request.checkpoint,
-            num_classes=request.num_classes,
-            device=device,
-            **request.model_options,
-            task=request.task,
-            trust_remote_code=request.trust_remote_code,
-        )
-        loaded = as_classifier(loaded, request.words)
-        loaded = loaded if request.region is None else ask(loaded, region=request.region)
-        vit = adapt(loaded)
-    try:
-        request.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"--out: expected a folder that can be written, got {request.out} ({error.strerror})"
-        ) from error
-    results = Results(request, loaded)
-    explain_files(results, vit, methods, {file: names[file] for file in image_files}, live)
-    results.unreadable += damaged
-    if results.rows:
-        write_results(results)
-    print_results(results, console)
-    remaining = len(image_files) - len(results.rows) - len(results.unreadable) - len(results.broken)
-    if remaining > 0:
-        images = plural(len(image_files), "image")
-        print_line(console, f"stopped: {remaining} of {images} not explained", "yellow")
-    return 130 if results.stopped else 1 if results.unreadable or results.broken else 0
-
-
 def explain_files(
-    results: Results,
-    vit: ViT,
-    methods: Sequence[str | Method],
-    names: dict[ImageFile, str],
-    console: Console,
+    results: Results, vit: ViT, methods: Sequence[str | Method], names: dict[ImageFile, str], console: Console
 ) -> None:
     """Explain the images batch by batch and write their overlays. names: of the files, in results."""
     image_files, request = list(names), results.request
@@ -488,6 +599,10 @@ def batches(image_files: list[ImageFile], results: Results) -> Iterator[tuple[li
     A batch is a fixed number of files in a row, without those that cannot be read, so that shards have equal
     batches.
     """
+    import torch
+
+    from steadygaze.data.images import read_image
+
     size = results.request.batch_size
     for start in range(0, len(image_files), size):
         images: dict[ImageFile, Tensor] = {}
@@ -511,6 +626,11 @@ def explain_batch(
     images: Tensor,
 ) -> None:
     """Explain one batch and add it to the results."""
+    import torch
+
+    from steadygaze.methods.explain import explain as explain_images
+    from steadygaze.results.attribution import store_maps
+
     request, loaded = results.request, results.loaded
     target: Any = None if request.target == "auto" else loaded.class_index(request.target)
     if request.top > 1:
@@ -523,7 +643,7 @@ def explain_batch(
             logits = vit(images)
         target = logits.topk(min(request.top, logits.shape[-1])).indices
     with interruptions.announced():
-        explained = explain(
+        explained = explain_images(
             vit, images, target=target, method=list(methods), score=request.score, on_progress=on_progress
         )
     attributions = {name: attribution.to("cpu") for name, attribution in explained.items()}
@@ -550,7 +670,7 @@ def check_map_keys(image_files: Sequence[ImageFile], given: Sequence[str | Path]
 
 def map_key(file: ImageFile, given: Sequence[str | Path]) -> str:
     """The key of an image: its path below the folder that was given, as in rows of `verify`; or its name."""
-    if isinstance(file, Item):
+    if not isinstance(file, Path):
         return file.name
     for path in map(Path, given):
         if path.is_dir() and file.is_relative_to(path):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
-from rich.console import Console
+import typer
 
-from steadygaze.cli.output import Column, Row, print_table
+from steadygaze.cli.options import Json
+from steadygaze.cli.output import Column, Row, print_table, stdout
 from steadygaze.errors import UnknownNameError
 
 MODEL_NOTES = (
@@ -28,75 +28,96 @@ METHOD_NOTES = (
 )
 
 
-def print_methods(as_json: bool) -> None:
-    """Print every method with its family, its cost in forward passes, and a summary."""
+def methods(*, as_json: Json = False) -> None:
+    """List the attribution methods.
+
+    Example: steadygaze methods
+    Example: steadygaze methods --json
+    """
     from steadygaze.methods.registry import list_methods
 
-    methods = list_methods()
+    infos = list_methods()
     rows: list[Row] = []
-    for family in dict.fromkeys(info.family for info in methods):
+    for family in dict.fromkeys(info.family for info in infos):
         rows += [([""] * 5, "")] if rows else []
         rows.append(([family, "", "", "", ""], "bold"))
-        for info in (info for info in methods if info.family == family):
+        for info in (info for info in infos if info.family == family):
             marks = ["yes" if flag else "-" for flag in (info.class_specific, info.layers)]
             summary = re.sub(r"\s*\([^()]*[=:][^()]*\)", "", info.summary)  # options are shown by --json
             rows.append(([f"  {info.name}", f"{info.cost:g}", *marks, summary], ""))
     columns = [Column("name", "name"), Column("cost"), Column("class"), Column("layers")]
-    _print("methods", methods, [*columns, Column("summary", "text")], rows, as_json, METHOD_NOTES)
+    _print("methods", infos, [*columns, Column("summary", "text")], rows, as_json, METHOD_NOTES)
 
 
-def print_metrics(as_json: bool) -> None:
-    """Print every faithfulness metric with its direction and a summary."""
+def metrics(*, as_json: Json = False) -> None:
+    """List the metrics of `steadygaze verify`.
+
+    Example: steadygaze metrics
+    Example: steadygaze metrics --json
+    """
     from steadygaze.faithfulness.metric import list_metrics
 
-    metrics = list_metrics()
+    infos = list_metrics()
     rows = [
         ([info.name, str(info.better), "required" if info.needs_masks else "-", info.summary], "")
-        for info in metrics
+        for info in infos
     ]
     names = [Column(heading, "name") for heading in ("name", "better", "masks")]
-    _print("metrics", metrics, [*names, Column("summary", "text")], rows, as_json)
+    _print("metrics", infos, [*names, Column("summary", "text")], rows, as_json)
 
 
-def print_suites(as_json: bool) -> None:
-    """Print every stress suite with its argument and a summary."""
+def suites(*, as_json: Json = False) -> None:
+    """List the suites of `steadygaze stress`.
+
+    Example: steadygaze suites
+    Example: steadygaze suites --json
+    """
     from steadygaze.runs.suite import list_suites
 
-    suites = list_suites()
+    infos = list_suites()
     rows = [
-        (
-            [f"{info.name}:{info.argument}".rstrip(":"), info.summary, ", ".join(info.options)],
-            "",
-        )
-        for info in suites
+        ([f"{info.name}:{info.argument}".rstrip(":"), info.summary, ", ".join(info.options)], "")
+        for info in infos
     ]
     columns = [Column("name", "name"), Column("summary", "text"), Column("options", "text")]
-    _print("suites", suites, columns, rows, as_json)
+    _print("suites", infos, columns, rows, as_json)
 
 
-def print_losses(as_json: bool) -> None:
-    """Print every training loss with its options and a summary."""
+def losses(*, as_json: Json = False) -> None:
+    """List the losses that training recipes can name.
+
+    Example: steadygaze losses
+    Example: steadygaze losses --json
+    """
     from steadygaze.training.losses.registry import list_losses
 
-    losses = list_losses()
+    infos = list_losses()
     rows = []
-    for info in losses:
+    for info in infos:
         options = ", ".join(f"{name}={default}" for name, default in info.options.items())
         rows.append(([info.name, "required" if info.needs_masks else "-", info.summary, options], ""))
     columns = [Column("name", "name"), Column("masks", "name")]
-    _print("losses", losses, [*columns, Column("summary", "text"), Column("options", "text")], rows, as_json)
+    _print("losses", infos, [*columns, Column("summary", "text"), Column("options", "text")], rows, as_json)
 
 
-def print_models(pattern: str, as_json: bool) -> None:
-    """Print the models whose name matches the pattern."""
+def models(
+    *,
+    pattern: Annotated[str, typer.Argument(help="Part of a name, or a pattern with * and ?.")] = "*",
+    as_json: Json = False,
+) -> None:
+    """List the models that can be loaded by name.
+
+    Example: steadygaze models deit
+    Example: steadygaze models 'vit_*_384*' --json
+    """
     from steadygaze.loading.load import list_models
 
-    models = list_models(pattern)
-    if not models:
+    infos = list_models(pattern)
+    if not infos:
         raise UnknownNameError("model", pattern, [model.name for model in list_models()])
-    rows = [([model.name, model.library, model.view], "") for model in models]
+    rows = [([model.name, model.library, model.view], "") for model in infos]
     columns = [Column(heading, "name") for heading in ("name", "library", "view")]
-    _print("models", models, columns, rows, as_json, MODEL_NOTES)
+    _print("models", infos, columns, rows, as_json, MODEL_NOTES)
 
 
 def _print(
@@ -109,9 +130,11 @@ def _print(
 ) -> None:
     """Print dataclasses as JSON, or as a table with notes below."""
     if as_json:
+        import json
+
         print(json.dumps([asdict(info) for info in infos], indent=2, default=str))
         return
-    console = Console()
+    console = stdout()
     print_table(console, columns, rows, title=f"{len(infos)} {what}")
     for note in notes:
         console.print(note, highlight=False, markup=False)

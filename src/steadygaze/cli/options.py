@@ -7,22 +7,26 @@ become the examples below the options. A short option has the same meaning in ev
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from steadygaze.errors import InputError
 from steadygaze.methods.registry import DEFAULT
+from steadygaze.runs.request import METHODS, OUTPUT, SUITES, Option, Request, options_of
 
 if TYPE_CHECKING:
-    from steadygaze.questions.regions import Region
+    from steadygaze.loading.loaded import LoadedModel
     from steadygaze.questions.text import TextClasses
 
 # groups of options, used as rich_help_panel
@@ -31,11 +35,8 @@ RECIPE = "Recipe"
 MODEL = "Model"
 CLASSES = "Text and class names"
 DATA = "Data"
-METHODS = "Methods and metrics"
-SUITES = "Suites"
 TRAINING = "Training"
 RUNNING = "Execution"
-OUTPUT = "Output"
 SERVER = "Server"
 LIMITS = "Limits"
 OTHER = "Options"
@@ -120,300 +121,386 @@ def _write_parameters(parameters: Sequence[Any], ctx: Any, formatter: Any) -> No
             formatter.write_dl(groups[title], col_max=26)
 
 
+def declare(panel: str, text: str, *flags: str, **settings: Any) -> Any:
+    """Declare an option with its group and help; `settings` as in `typer.Option`."""
+    return typer.Option(*flags, help=text, rich_help_panel=panel, **settings)
+
+
+def declare_out(metavar: str, text: str) -> Any:
+    """Declare the option --out of a command."""
+    return declare(OUTPUT, text, "--out", "-o", metavar=metavar)
+
+
 MODEL_SOURCES = (
     "a timm name, torchvision:NAME, open_clip:NAME@TAG, a transformers folder or owner/name, a folder "
     "written by `steadygaze train`, or 'embedded'"
 )
 METHOD_SYNTAX = "comma-separated, or repeat the option; method options as in attixg+plus:pairing=next"
-
-Model = Annotated[str, typer.Option("--model", "-m", help=f"Model: {MODEL_SOURCES}.", rich_help_panel=MODEL)]
-Checkpoint = Annotated[
-    Path | None,
-    typer.Option(
-        "--checkpoint",
-        "-c",
-        metavar="FILE",
-        help="Local weights: .safetensors, .pth, .pt or .bin.",
-        rich_help_panel=MODEL,
-    ),
-]
-NumClasses = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Number of classes, if it differs from that of the checkpoint.",
-        show_default=False,
-        rich_help_panel=MODEL,
-    ),
-]
-ImageSize = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="Image size, if it differs from the model's own: 320, or 256,320 (height, width).",
-        rich_help_panel=MODEL,
-    ),
-]
-Mean = Annotated[
-    str | None,
-    typer.Option(
-        metavar="R,G,B",
-        help="Mean of the normalization, if it differs from the model's own: 0.5,0.5,0.5.",
-        rich_help_panel=MODEL,
-    ),
-]
-Std = Annotated[
-    str | None,
-    typer.Option(
-        metavar="R,G,B",
-        help="Standard deviation of the normalization, if it differs from the model's own.",
-        rich_help_panel=MODEL,
-    ),
-]
-ModelKwargs = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="KEY=VALUE",
-        help="Argument of timm's constructor, such as img_size=320. Repeat the option for more.",
-        rich_help_panel=MODEL,
-    ),
-]
-Task = Annotated[
-    str | None,
-    typer.Option(
-        help="Meaning of the model's outputs: classification (classes), multilabel (independent labels) or "
-        "regression (values). Default: the task in its configuration, or classification.",
-        show_default=False,
-        rich_help_panel=MODEL,
-    ),
-]
-Text = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--text",
-        help="For CLIP, SigLIP and open_clip models: a text to compare the image with. If the option is "
-        "repeated, the texts are classes, and the most similar one is predicted.",
-        rich_help_panel=CLASSES,
-    ),
-]
-ClassNames = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Class names: a text file with one name per line, or a JSON list or dict. For CLIP, SigLIP and "
-        "open_clip models, these are the classes.",
-        rich_help_panel=CLASSES,
-    ),
-]
-Template = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--template",
-        help="Text made from each class name: 'a photo of a {}.' (default), photo, seven or none. Repeat the "
-        "option to average over several.",
-        rich_help_panel=CLASSES,
-    ),
-]
-RegionText = Annotated[
-    str | None,
-    typer.Option(
-        help="For segmenters: the pixels whose class is explained, point=X,Y or box=LEFT,TOP,RIGHT,BOTTOM, "
-        "in pixels of the preprocessed image.",
-        rich_help_panel=METHODS,
-    ),
-]
-TrustRemoteCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-remote-code",
-        help="Execute Python code that is part of a transformers folder or repository.",
-        rich_help_panel=MODEL,
-    ),
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.", rich_help_panel=RUNNING)]
-
+METHODS_HELP = f"Attribution methods, {METHOD_SYNTAX}. Default: {DEFAULT}."
 DATA_SOURCES = (
     "Labeled images: FOLDER/<synset, class index or class name>/, index.csv, WebDataset shards "
     "'wds:PATH/{0000..0015}.tar', or a Hugging Face dataset or Parquet folder: 'hf:owner/name?split=test', "
     "'hf:./folder'. Options follow a question mark: 'wds:a.tar?label=cls,label_names=synsets.txt'."
 )
-Data = Annotated[str, typer.Option("--data", "-d", help=DATA_SOURCES, rich_help_panel=DATA)]
-OptionalData = Annotated[str | None, typer.Option("--data", "-d", help=DATA_SOURCES, rich_help_panel=DATA)]
+
+Model = Annotated[str, declare(MODEL, f"Model: {MODEL_SOURCES}.", "--model", "-m")]
+Checkpoint = Annotated[
+    Path | None,
+    declare(MODEL, "Local weights: .safetensors, .pth, .pt or .bin.", "--checkpoint", "-c", metavar="FILE"),
+]
+NumClasses = Annotated[
+    int | None,
+    declare(
+        MODEL,
+        "Number of classes, if it differs from that of the checkpoint.",
+        metavar="N",
+        show_default=False,
+    ),
+]
+ImageSize = Annotated[
+    str | None,
+    declare(
+        MODEL,
+        "Image size, if it differs from the model's own: 320, or 256,320 (height, width).",
+        metavar="SIZE",
+    ),
+]
+Mean = Annotated[
+    str | None,
+    declare(
+        MODEL, "Mean of the normalization, if it differs from the model's own: 0.5,0.5,0.5.", metavar="R,G,B"
+    ),
+]
+Std = Annotated[
+    str | None,
+    declare(
+        MODEL, "Standard deviation of the normalization, if it differs from the model's own.", metavar="R,G,B"
+    ),
+]
+ModelKwargs = Annotated[
+    list[str] | None,
+    declare(
+        MODEL,
+        "Argument of timm's constructor, such as img_size=320. Repeat the option for more.",
+        metavar="KEY=VALUE",
+    ),
+]
+Task = Annotated[
+    str | None,
+    declare(
+        MODEL,
+        "Meaning of the model's outputs: classification (classes), multilabel (independent labels) or "
+        "regression (values). Default: the task in its configuration, or classification.",
+        show_default=False,
+    ),
+]
+ClassNames = Annotated[
+    Path | None,
+    declare(
+        CLASSES,
+        "Class names: a text file with one name per line, or a JSON list or dict. For CLIP, SigLIP and "
+        "open_clip models, these are the classes.",
+        metavar="FILE",
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    declare(
+        MODEL,
+        "Execute Python code that is part of a transformers folder or repository.",
+        "--trust-remote-code",
+    ),
+]
+Device = Annotated[str, declare(RUNNING, "auto, cpu, cuda, cuda:1 or mps.")]
+
+Data = Annotated[str, declare(DATA, DATA_SOURCES, "--data", "-d")]
+OptionalData = Annotated[str | None, declare(DATA, DATA_SOURCES, "--data", "-d")]
 Masks = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Object masks: index.csv, the same relative paths as the images, ImageNet-S or Pascal VOC. "
+    declare(
+        DATA,
+        "Object masks: index.csv, the same relative paths as the images, ImageNet-S or Pascal VOC. "
         "Required by metrics and suites that compare with masks.",
-        rich_help_panel=DATA,
+        metavar="FOLDER",
     ),
 ]
 Limit = Annotated[
     int | None,
-    typer.Option(
+    declare(
+        DATA,
+        "Use at most N images, spread evenly over the classes; of a stream, the first N.",
         "--limit",
         "-n",
         metavar="N",
         min=1,
-        help="Use at most N images, spread evenly over the classes; of a stream, the first N.",
-        rich_help_panel=DATA,
-    ),
-]
-
-ExplainMethod = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--method",
-        "-M",
-        help=f"Attribution methods, {METHOD_SYNTAX}. Default: {DEFAULT}.",
-        rich_help_panel=METHODS,
-    ),
-]
-Methods = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--methods",
-        "-M",
-        help=f"Attribution methods, {METHOD_SYNTAX}. Default: {DEFAULT}.",
-        rich_help_panel=METHODS,
     ),
 ]
 Metrics = Annotated[
     list[str] | None,
-    typer.Option(
-        "--metrics",
-        help="Metrics, comma-separated; `steadygaze metrics` lists them. Default: insertion_accuracy, "
+    declare(
+        METHODS,
+        "Metrics, comma-separated; `steadygaze metrics` lists them. Default: insertion_accuracy, "
         "deletion_accuracy, insertion_aopc and deletion_aopc.",
-        rich_help_panel=METHODS,
+        "--metrics",
     ),
 ]
 DiffMask = Annotated[
     Path | None,
-    typer.Option(
+    declare(
+        METHODS,
+        "Gates trained by `steadygaze diffmask train`; required by the method diffmask.",
         metavar="FILE",
-        help="Gates trained by `steadygaze diffmask train`; required by the method diffmask.",
-        rich_help_panel=METHODS,
     ),
 ]
 Shapley = Annotated[
     Path | None,
-    typer.Option(
+    declare(
+        METHODS,
+        "Explainer trained by `steadygaze shapley train`; required by the method vit_shapley.",
         metavar="FILE",
-        help="Explainer trained by `steadygaze shapley train`; required by the method vit_shapley.",
-        rich_help_panel=METHODS,
     ),
 ]
-
-Corruptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAMES",
-        help="Corruptions: all15, all19, or names. Also selects those of shift:imagenet-c. Default: all15.",
-        rich_help_panel=SUITES,
-    ),
-]
-Severities = Annotated[
-    str | None,
-    typer.Option(metavar="LIST", help="Corruption severities. Default: 1,2,3,4,5.", rich_help_panel=SUITES),
-]
-Epsilons = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LIST",
-        help="Attack radii, as fractions of the pixel range. Default: 1/255,2/255,8/255.",
-        rich_help_panel=SUITES,
-    ),
-]
-
-Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Random seed.", rich_help_panel=RUNNING)]
+Seed = Annotated[int, declare(RUNNING, "Random seed.", metavar="N", min=0)]
 BatchSize = Annotated[
-    int,
-    typer.Option(
-        "--batch-size",
-        "-b",
-        metavar="N",
-        min=1,
-        help="Number of images per batch.",
-        rich_help_panel=RUNNING,
-    ),
+    int, declare(RUNNING, "Number of images per batch.", "--batch-size", "-b", metavar="N", min=1)
 ]
 NumWorkers = Annotated[
     int | None,
-    typer.Option(
+    declare(
+        RUNNING,
+        "Number of workers that load images. Default: depends on the number of free cores.",
         "--num-workers",
         "-w",
         metavar="N",
         min=0,
-        help="Number of workers that load images. Default: depends on the number of free cores.",
-        rich_help_panel=RUNNING,
-    ),
-]
-
-Out = Annotated[
-    Path,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="FOLDER",
-        help="Output folder. Repeat the command to resume an interrupted run.",
-        rich_help_panel=OUTPUT,
     ),
 ]
 Shard = Annotated[
     str | None,
-    typer.Option(
-        metavar="I/N",
-        help="Compute part I (0 to N-1) of a run that is split over N independent jobs. All jobs may share "
+    declare(
+        RUNNING,
+        "Compute part I (0 to N-1) of a run that is split over N independent jobs. All jobs may share "
         "one output folder. If a job fails, repeat its command.",
+        metavar="I/N",
         show_default=False,
-        rich_help_panel=RUNNING,
     ),
+]
+Out = Annotated[
+    Path, declare_out("FOLDER", "Output folder. Repeat the command to resume an interrupted run.")
 ]
 ExampleImages = Annotated[
-    bool,
-    typer.Option(
-        "--images/--no-images",
-        help="Include example images with their maps.",
-        rich_help_panel=OUTPUT,
-    ),
-]
-DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run",
-        help="Check the request, time a few images, print the estimated cost, and write nothing.",
-        rich_help_panel=RUNNING,
-    ),
-]
-Shards = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LIST",
-        help="With --dry-run: numbers of shards to estimate the time for. Default: 1,8,64.",
-        show_default=False,
-        rich_help_panel=RUNNING,
-    ),
-]
-DryRunJson = Annotated[
-    bool, typer.Option("--json", help="With --dry-run: print JSON.", rich_help_panel=RUNNING)
+    bool, declare(OUTPUT, "Include example images with their maps.", "--images/--no-images")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-StressRun = Annotated[
-    str,
-    typer.Argument(
-        help="Folder written by `steadygaze stress`, or the folder of a model of `steadygaze sweep`; several "
-        "seeds: A0,A1,A2."
-    ),
-]
-Seen = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CLASSES",
-        help="Classes that were trained on: a file with one per line, or a comma-separated list, each an "
-        "index, a synset or a name. Their accuracy is compared separately from that of the other classes.",
-    ),
-]
-ByClass = Annotated[bool, typer.Option("--by-class", help="Print every class.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The options that choose a model and its classes."""
+
+    model: Model
+    checkpoint: Checkpoint = None
+    num_classes: NumClasses = None
+    image_size: ImageSize = None
+    mean: Mean = None
+    std: Std = None
+    model_kwargs: ModelKwargs = None
+    task: Task = None
+    text: Annotated[
+        list[str] | None,
+        declare(
+            CLASSES,
+            "For CLIP, SigLIP and open_clip models: a text to compare the image with. If the option is "
+            "repeated, the texts are classes, and the most similar one is predicted.",
+            "--text",
+        ),
+    ] = None
+    class_names: ClassNames = None
+    template: Annotated[
+        list[str] | None,
+        declare(
+            CLASSES,
+            "Text made from each class name: 'a photo of a {}.' (default), photo, seven or none. Repeat the "
+            "option to average over several.",
+            "--template",
+        ),
+    ] = None
+    trust_remote_code: TrustRemoteCode = False
+
+    @cached_property
+    def model_options(self) -> dict[str, Any]:
+        """The further arguments of `load_model` that the user gave."""
+        return model_options(None, self.image_size, self.mean, self.std, self.model_kwargs)
+
+    @cached_property
+    def words(self) -> TextClasses | None:
+        """The classes of --text, --class-names and --template; None without these options."""
+        if not self.text and self.class_names is None:
+            if self.template:
+                raise InputError(
+                    "expected class names to fill the template with, got none", option="class_names"
+                )
+            return None
+        from steadygaze.loading.options import read_class_names
+        from steadygaze.questions.text import TEMPLATES, TextClasses, parse_templates
+
+        if self.text:
+            if self.class_names is not None:
+                raise InputError("give either texts or a file of class names, not both", option="text")
+            if self.template:
+                raise InputError(
+                    "a template applies to class names; texts are used unchanged", option="template"
+                )
+            return TextClasses(texts=tuple(self.text))
+        assert self.class_names is not None
+        names = read_class_names(self.class_names)
+        one = self.template[0] if self.template and len(self.template) == 1 else None
+        templates = parse_templates(one if one is not None else self.template or TEMPLATES["photo"])
+        return TextClasses(class_names=names, templates=templates)
+
+    def load(self, device: str) -> LoadedModel:
+        """Load the model, with its own classes; "auto" is a GPU if there is one."""
+        import torch
+
+        from steadygaze.loading.load import load_model
+
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        return load_model(
+            self.model,
+            self.checkpoint,
+            num_classes=self.num_classes,
+            device=device,
+            **self.model_options,
+            task=self.task,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """The options of commands that can estimate their cost."""
+
+    dry_run: Annotated[
+        bool,
+        declare(
+            RUNNING,
+            "Check the request, time a few images, print the estimated cost, and write nothing.",
+            "--dry-run",
+        ),
+    ] = False
+    shards: Annotated[
+        str | None,
+        declare(
+            RUNNING,
+            "With --dry-run: numbers of shards to estimate the time for. Default: 1,8,64.",
+            metavar="LIST",
+            show_default=False,
+        ),
+    ] = None
+    json: Annotated[bool, declare(RUNNING, "With --dry-run: print JSON.", "--json")] = False
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The numbers of shards; an error if they are given without --dry-run.
+
+        Examples:
+            >>> DryRun(dry_run=True, shards="1,100").numbers
+            [1, 100]
+        """
+        if not self.dry_run and (self.shards is not None or self.json):
+            raise InputError(
+                f"expected --dry-run beside {'--json' if self.shards is None else '--shards'}. Add it, or "
+                f"leave the option out."
+            )
+        try:
+            return [int(number) for number in (self.shards or "1,8,64").split(",")]
+        except ValueError as error:
+            raise InputError(
+                f"expected whole numbers of 1 or more, such as 1,8,64, got {self.shards!r}", option="shards"
+            ) from error
+
+
+Command = TypeVar("Command", bound=Callable[..., None])
+Declared = TypeVar("Declared", bound="ModelOptions | DryRun")
+Requested = TypeVar("Requested", bound=Request)
+Source = type[Request] | type[ModelOptions] | type[DryRun] | Mapping[str, Option]
+
+
+def takes(*sources: Source) -> Callable[[Command], Command]:
+    """Give a command with `**values` the options that `sources` declare, after its own parameters.
+
+    An option that several declare is that of the first.
+    """
+
+    def decorate(command: Any) -> Any:
+        hints = get_type_hints(command, include_extras=True)
+        own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        parameters = {p.name: p.replace(annotation=hints[p.name]) for p in own}
+        for source in sources:
+            for name, default, annotation in _declarations(source):
+                kind = inspect.Parameter.KEYWORD_ONLY
+                parameter = inspect.Parameter(name, kind, default=default, annotation=annotation)
+                parameters.setdefault(name, parameter)
+        command.__signature__ = inspect.Signature(list(parameters.values()))
+        command.__annotations__ = {name: p.annotation for name, p in parameters.items()}
+        return command
+
+    return decorate
+
+
+def _declarations(source: Source) -> Iterator[tuple[str, Any, Any]]:
+    """Name, default and typer's annotation of each option. Required ones have no default."""
+    empty = inspect.Parameter.empty
+    if isinstance(source, Mapping):
+        for name, about in source.items():
+            yield name, False if about.type is bool else None, _annotation(about)
+    elif issubclass(source, Request):
+        for field, about in options_of(source):
+            if about.command:
+                single = isinstance(field.default, str | int | None)  # a list's default is in its help
+                default = empty if about.required else field.default if single else None
+                yield field.name, default, _annotation(about)
+    else:
+        hints = get_type_hints(source, include_extras=True)
+        for field in fields(source):
+            yield field.name, empty if field.default is MISSING else field.default, hints[field.name]
+
+
+def _annotation(about: Option) -> Any:
+    if about.alias:
+        return globals()[about.alias]
+    text = about.help.format_map(globals())
+    minimum = 1 if about.type == int | None else None
+    return Annotated[about.type, declare(about.panel, text, *about.flags, metavar=about.metavar, min=minimum)]
+
+
+def read(declared: type[Declared], values: Mapping[str, Any]) -> Declared:
+    """Return the options of `declared` among the values of a command."""
+    return declared(**{field.name: values[field.name] for field in fields(declared)})
+
+
+def read_request(request: type[Requested], values: Mapping[str, Any], **more: Any) -> Requested:
+    """Return the request of a command's values; an option that was not given has the default of its field."""
+    split: dict[str, Callable[[Any, str], Any]] = {
+        "": lambda value, name: value,
+        "names": lambda value, name: split_names(value),
+        "methods": lambda value, name: split_methods(value),
+        "numbers": split_numbers,
+    }
+    given = {
+        field.name: split[about.split](values[field.name], field.name)
+        for field, about in options_of(request)
+        if about.command and values[field.name] is not None
+    }
+    model = read(ModelOptions, values)
+    return request(
+        **{"data": None, **given},
+        model_options=model.model_options,
+        words=model.words,
+        command=command_line(),
+        **more,
+    )
 
 
 def split_names(texts: Sequence[str] | None) -> list[str]:
@@ -456,29 +543,6 @@ def split_numbers(text: str | None, option: str) -> list[float] | None:
         raise InputError(f"expected numbers such as 0.1,0.5,0.9; got {text!r}", option=option) from error
 
 
-def parse_region(text: str | None) -> Region | None:
-    """Parse a region of a segmentation; None stays None.
-
-    Examples:
-        >>> parse_region("point=120,80").point
-        (120.0, 80.0)
-    """
-    if text is None:
-        return None
-    from steadygaze.questions.regions import Region
-
-    kind, _, numbers = text.partition("=")
-    try:
-        values = tuple(float(number) for number in numbers.split(","))
-    except ValueError:
-        values = ()
-    if kind == "point" and len(values) == 2:
-        return Region(point=values)
-    if kind == "box" and len(values) == 4:
-        return Region(box=values)
-    raise InputError(f"expected point=X,Y or box=LEFT,TOP,RIGHT,BOTTOM, got {text!r}", option="region")
-
-
 def model_options(
     class_names: Path | None,
     image_size: str | None,
@@ -502,50 +566,6 @@ def model_options(
     return {name: value for name, value in given.items() if value is not None}
 
 
-def parse_shards(dry_run: bool, shards: str | None, json: bool) -> list[int]:
-    """Parse the numbers of shards of a dry run; an error without --dry-run.
-
-    Examples:
-        >>> parse_shards(True, "1,100", False)
-        [1, 100]
-    """
-    if not dry_run and (shards is not None or json):
-        raise InputError(
-            f"expected --dry-run beside {'--shards' if shards is not None else '--json'}. Add it, or leave "
-            f"the option out."
-        )
-    try:
-        return [int(number) for number in (shards or "1,8,64").split(",")]
-    except ValueError as error:
-        raise InputError(
-            f"expected whole numbers of 1 or more, such as 1,8,64, got {shards!r}", option="shards"
-        ) from error
-
-
 def command_line() -> str:
     """Return the command as the user typed it, for the records of a run."""
     return shlex.join(["steadygaze", *sys.argv[1:]])
-
-
-def text_classes(
-    texts: Sequence[str] | None, class_names: Path | None, templates: Sequence[str] | None
-) -> TextClasses | None:
-    """Return the classes of --text, --class-names and --template; None without these options."""
-    if not texts and class_names is None:
-        if templates:
-            raise InputError("expected class names to fill the template with, got none", option="class_names")
-        return None
-    from steadygaze.loading.options import read_class_names
-    from steadygaze.questions.text import TEMPLATES, TextClasses, parse_templates
-
-    if texts and class_names is not None:
-        raise InputError("give either texts or a file of class names, not both", option="text")
-    if texts:
-        if templates:
-            raise InputError("a template applies to class names; texts are used unchanged", option="template")
-        return TextClasses(texts=tuple(texts))
-    assert class_names is not None
-    names = read_class_names(class_names)
-    one = templates[0] if templates and len(templates) == 1 else None
-    chosen = parse_templates(one if one is not None else templates or TEMPLATES["photo"])
-    return TextClasses(class_names=names, templates=chosen)

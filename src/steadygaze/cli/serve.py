@@ -4,54 +4,75 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Event
-from typing import Any
+from typing import Annotated, Any
 
-import torch
-from rich.console import Console
-
-from steadygaze.app import Limits, page
-from steadygaze.cli.output import print_line
+from steadygaze.cli import options
+from steadygaze.cli.options import LIMITS, SERVER, ModelOptions, declare, takes
+from steadygaze.cli.output import print_line, stdout
 from steadygaze.errors import InputError
-from steadygaze.loading.load import load_model
-from steadygaze.questions.text import TextClasses
 
 UPLOADS = "GRADIO_TEMP_DIR"  # the environment variable by which gradio finds its folder
 
 
-def run(
-    model: str,
-    checkpoint: Path | None,
-    num_classes: int | None,
-    diffmask: Path | None,
-    shapley: Path | None,
-    device: str,
-    host: str | None,
-    port: int,
-    open_browser: bool,
-    limits: Limits,
+@takes(ModelOptions)
+def serve(
     *,
-    model_options: Mapping[str, Any] | None = None,
-    task: str | None = None,
-    trust_remote_code: bool = False,
-    words: TextClasses | None = None,
-) -> int:
-    """Load the model and serve its page until Ctrl-C or SIGTERM; returns the exit code."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    loaded = load_model(
-        model,
-        checkpoint,
-        num_classes=num_classes,
-        device=device,
-        **(model_options or {}),
-        task=task,
-        trust_remote_code=trust_remote_code,
+    model: options.Model = "embedded",
+    diffmask: options.DiffMask = None,
+    shapley: options.Shapley = None,
+    device: options.Device = "auto",
+    host: Annotated[
+        str | None,
+        declare(
+            SERVER,
+            "Address to bind. By default 127.0.0.1, which accepts connections from this machine only, "
+            "under the names localhost, 127.0.0.1 and [::1]; 0.0.0.0 accepts connections from the network. "
+            "With --host, requests for every host name are accepted.",
+            show_default=False,
+        ),
+    ] = None,
+    port: Annotated[int, declare(SERVER, "Port to bind.", "--port", "-p", min=1, max=65535)] = 7860,
+    open_browser: Annotated[bool, declare(SERVER, "Open the page in a browser.", "--open")] = False,
+    max_methods: Annotated[
+        int, declare(LIMITS, "Maximum number of methods per call.", metavar="N", min=1)
+    ] = 12,
+    max_budget: Annotated[
+        int, declare(LIMITS, "Maximum number of forward passes per method.", metavar="N", min=1)
+    ] = 2_000,
+    max_cost: Annotated[
+        int, declare(LIMITS, "Maximum number of forward passes per call.", metavar="N", min=1)
+    ] = 5_000,
+    max_seconds: Annotated[
+        float,
+        declare(LIMITS, "Maximum running time of a call; it is then cancelled.", metavar="SECONDS", min=0.1),
+    ] = 60.0,
+    max_upload_mb: Annotated[
+        float, declare(LIMITS, "Maximum size of an uploaded file.", metavar="MB", min=0.1)
+    ] = 20.0,
+    max_calls: Annotated[int, declare(LIMITS, "Maximum number of waiting calls.", metavar="N", min=1)] = 100,
+    **values: Any,
+) -> None:
+    """Serve an interactive page: explain an image, test the explanation, remove patches (extra: app).
+
+    Example: steadygaze app
+    Example: steadygaze app -m deit_small_patch16_224 --port 8080 --open
+    """
+    from steadygaze.app import Limits, page
+
+    limits = Limits(
+        max_methods=max_methods,
+        max_budget=max_budget,
+        max_cost=max_cost,
+        max_seconds=max_seconds,
+        max_upload_mb=max_upload_mb,
+        max_calls=max_calls,
     )
+    chosen = ModelOptions(model=model, **values)
+    words = chosen.words
+    loaded = chosen.load(device)
     loaded = loaded if words is None else words.applied(loaded)  # without words, the page has a box for them
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), temporary_uploads():
@@ -68,17 +89,18 @@ def run(
             raise InputError(
                 f"cannot bind {host or 'localhost'}:{port}: {error}. Choose another port.", option="port"
             ) from error
-        print_line(Console(), f"serving at {address} (press Ctrl-C to stop)")
+        print_line(stdout(), f"serving at {address} (press Ctrl-C to stop)")
         try:
             Event().wait()
         finally:
             blocks.close(verbose=False)
-    return 0
 
 
 @contextmanager
 def temporary_uploads() -> Iterator[None]:
     """Let gradio store uploads and results in a folder that is deleted at the end."""
+    from tempfile import TemporaryDirectory
+
     with TemporaryDirectory(prefix="steadygaze-app-") as folder:
         os.environ[UPLOADS] = folder
         try:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+import typer
 
+from steadygaze.cli.options import DryRun, ModelOptions, read, read_request, takes
 from steadygaze.cli.output import (
     Column,
+    dry_run,
     guarded,
     print_line,
     print_shard,
@@ -18,52 +21,41 @@ from steadygaze.cli.output import (
     wide,
 )
 from steadygaze.errors import InputError, UnknownNameError
-from steadygaze.runs.card import Card
-from steadygaze.runs.loop import Pace
-from steadygaze.runs.request import StressRequest
-from steadygaze.runs.rows import Rows
-from steadygaze.runs.settings import Table
-from steadygaze.runs.shards import World
-from steadygaze.runs.statistics import INTERVALS, plural, small_sample_note
-from steadygaze.runs.stress import PreparedStress, prepare_stress, run_stress
-from steadygaze.runs.suite import all_options
-from steadygaze.untrusted import damaged_files
+from steadygaze.runs.request import SUITE_OPTIONS, StressRequest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from steadygaze.runs.card import Card
+    from steadygaze.runs.rows import Rows
+    from steadygaze.runs.shards import World
+    from steadygaze.runs.stress import PreparedStress
 
 
-def suite_options(words: Sequence[str]) -> dict[str, Any]:
-    """Options of suites that the command does not declare itself: --NAME VALUE, or --NAME=VALUE.
+@takes(StressRequest, SUITE_OPTIONS, ModelOptions, DryRun)
+def stress(context: typer.Context, **values: Any) -> None:
+    """Measure robustness: accuracy, calibration and attention under corruption, shift, attack and occlusion.
 
-    Examples:
-        >>> suite_options(["--salient", "gae"])
-        {'salient': 'gae'}
+    Prints the scores of each suite and writes one row per image, setting and metric. Options of suites from
+    other packages are accepted too: --NAME VALUE.
+
+    Example: steadygaze stress -m embedded -d photos --suites corruptions,occlusion -o run
+    Example: steadygaze stress -m resnet50 -d imagenet/val -n 500 --suites corruptions --severities 3 -o run
+    Example: steadygaze stress -m deit_small_patch16_224 --suites shift:imagenet-a=imagenet-a -o run
     """
-    options: dict[str, Any] = {}
-    known = all_options()
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        flag, equals, value = word.partition("=")
-        name = flag.removeprefix("--").replace("-", "_")
-        if not flag.startswith("--"):
-            raise InputError(f"expected options such as --limit 100, got {word!r}")
-        if name not in known:
-            raise UnknownNameError("option", flag, [f"--{one.replace('_', '-')}" for one in known])
-        if not equals and not rest:
-            raise InputError(f"{flag}: expected a value after it")
-        options[name] = value if equals else rest.pop(0)
-    return options
+    from steadygaze.runs.loop import Pace
+    from steadygaze.runs.statistics import plural
+    from steadygaze.runs.stress import prepare_stress, run_stress
+    from steadygaze.untrusted import damaged_files
 
+    numbers = read(DryRun, values).numbers
+    declared = {name: values[name] or None for name in SUITE_OPTIONS}
+    suite_options = {**declared, **other_suite_options(context.args)}
+    request = read_request(StressRequest, values, options=suite_options)
+    if values["dry_run"]:
+        from steadygaze.runs.estimate import estimate_run
 
-def estimate(request: StressRequest, shards: Sequence[int], as_json: bool) -> int:
-    """Print what the request will cost; returns the exit code."""
-    from steadygaze.cli.dry_run import dry_run
-    from steadygaze.runs.estimate import estimate_run
-
-    return dry_run(lambda n, report: estimate_run(request, shards=n, on_progress=report), shards, as_json)
-
-
-def run(request: StressRequest, console: Console | None = None) -> int:
-    """Run the command; returns the exit code."""
+        raise typer.Exit(dry_run(partial(estimate_run, request), numbers, values["json"]))
     assert request.out is not None
 
     def work(world: World, notes: Console) -> int:
@@ -82,12 +74,41 @@ def run(request: StressRequest, console: Console | None = None) -> int:
                 f"images and writing rows ({workers})",
             )
         with damaged_files(*rows.folders):  # a resumed run has rows of an earlier one
-            return _close(request, rows, console or wide(Console()), ready.source.damaged)
+            return _print_results(request, rows, wide(), ready.source.damaged)
 
-    return guarded(request.out, work)
+    raise typer.Exit(guarded(request.out, work))
+
+
+def other_suite_options(words: Sequence[str]) -> dict[str, Any]:
+    """Options of suites that the command does not declare itself: --NAME VALUE, or --NAME=VALUE.
+
+    Examples:
+        >>> other_suite_options(["--salient", "gae"])
+        {'salient': 'gae'}
+    """
+    from steadygaze.runs.suite import all_options
+
+    options: dict[str, Any] = {}
+    known = all_options()
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        if not flag.startswith("--"):
+            raise InputError(f"expected options such as --limit 100, got {word!r}")
+        if name not in known:
+            raise UnknownNameError("option", flag, [f"--{one.replace('_', '-')}" for one in known])
+        if not equals and not rest:
+            raise InputError(f"{flag}: expected a value after it")
+        options[name] = value if equals else rest.pop(0)
+    return options
 
 
 def _announce(ready: PreparedStress, world: World, notes: Console) -> None:
+    """Print what will be measured, and what is left out."""
+    from steadygaze.runs.statistics import plural
+
     processes = f", {world.size} processes" if world.size > 1 else ""
     processes += f", shard {ready.request.shard}" if ready.request.shard else ""
     images = "" if ready.image_count is None else f"{plural(ready.image_count, 'image')}, "
@@ -96,7 +117,10 @@ def _announce(ready: PreparedStress, world: World, notes: Console) -> None:
         print_line(notes, f"note: {note}", "yellow")
 
 
-def _close(request: StressRequest, rows: Rows, console: Console, damaged: Sequence[str]) -> int:
+def _print_results(request: StressRequest, rows: Rows, console: Console, damaged: Sequence[str]) -> int:
+    """Print the scores, flags and unreadable images; returns the exit code."""
+    from steadygaze.runs.statistics import small_sample_note
+
     for card in rows.cards():
         print_card(card, console)
         if card.image_count and (caution := small_sample_note(card.image_count)):
@@ -114,21 +138,18 @@ def _close(request: StressRequest, rows: Rows, console: Console, damaged: Sequen
 
 def print_card(card: Card, console: Console) -> None:
     """The tables of every suite, then the scores of whole sets."""
+    from steadygaze.runs.statistics import INTERVALS, plural
+
     data = f" on {card.data}, {plural(card.image_count, 'image')}" if card.image_count else ""
     print_line(console, f"{card.model}{data}", "bold")
     print_line(console, INTERVALS)
     for suite in card.suites:
         for table in suite.tables(card):
-            _print_suite_table(table, console)
+            columns = [Column(table.columns[0], "name"), *map(Column, table.columns[1:])]
+            rows = [([cell or "-" for cell in row], "") for row in table.rows]
+            print_table(console, columns, rows, title=table.title)
     for number in card.scores.values():
         if number.headline:
             unit = f" {number.quantity.unit}".rstrip()
             text = f"{number.setting.label} {number.quantity.title}: {number.text()}{unit} ({number.note})"
             print_line(console, text)
-
-
-def _print_suite_table(table: Table, console: Console) -> None:
-    columns = [Column(table.columns[0], "name"), *map(Column, table.columns[1:])]
-    print_table(
-        console, columns, [([cell or "-" for cell in row], "") for row in table.rows], title=table.title
-    )

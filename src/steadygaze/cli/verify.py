@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import isnan
 from time import monotonic
+from typing import TYPE_CHECKING, Any
 
-import torch
-from rich.console import Console
+import typer
 
+from steadygaze.cli.options import DryRun, ModelOptions, read, read_request, takes
 from steadygaze.cli.output import (
     Column,
+    dry_run,
     guarded,
     print_line,
     print_shard,
@@ -20,28 +23,40 @@ from steadygaze.cli.output import (
     wide,
 )
 from steadygaze.methods.registry import forward_passes
-from steadygaze.runs.ranking import Section, masked_models, quantity
 from steadygaze.runs.request import VerifyRequest
-from steadygaze.runs.rows import Rows
-from steadygaze.runs.shards import World
-from steadygaze.runs.statistics import plural, small_sample_note
-from steadygaze.runs.verify import PreparedVerify, prepare_verify, run_verify
-from steadygaze.untrusted import damaged_files
-from steadygaze.vit.view import ViT
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from steadygaze.runs.ranking import Section
+    from steadygaze.runs.rows import Rows
+    from steadygaze.runs.shards import World
+    from steadygaze.runs.verify import PreparedVerify
+    from steadygaze.vit.view import ViT
 
 SHOWN = 40  # lines of the printed table
 
 
-def estimate(request: VerifyRequest, shards: Sequence[int], as_json: bool) -> int:
-    """Print what the request will cost; returns the exit code."""
-    from steadygaze.cli.dry_run import dry_run
-    from steadygaze.runs.estimate import estimate_run
+@takes(VerifyRequest, ModelOptions, DryRun)
+def verify(**values: Any) -> None:
+    """Measure the faithfulness of attribution methods on your model and data.
 
-    return dry_run(lambda n, report: estimate_run(request, shards=n, on_progress=report), shards, as_json)
+    Prints a ranking of the methods and writes one row per image, method and metric; `steadygaze report`
+    turns the rows into a page.
 
+    Example: steadygaze verify -m embedded -d photos --methods gae,gaze -o run
+    Example: steadygaze verify -m deit_small_patch16_224 -d imagenet/val -n 500 --methods quick -o run
+    Example: steadygaze verify -m deit_small_patch16_224 -d imagenet/val --methods all --dry-run -o run
+    """
+    from steadygaze.runs.verify import prepare_verify, run_verify
+    from steadygaze.untrusted import damaged_files
 
-def run(request: VerifyRequest, console: Console | None = None) -> int:
-    """Execute the request; returns the exit code."""
+    numbers = read(DryRun, values).numbers
+    request = read_request(VerifyRequest, values)
+    if values["dry_run"]:
+        from steadygaze.runs.estimate import estimate_run
+
+        raise typer.Exit(dry_run(partial(estimate_run, request), numbers, values["json"]))
     assert request.out is not None
 
     def work(world: World, notes: Console) -> int:
@@ -53,12 +68,15 @@ def run(request: VerifyRequest, console: Console | None = None) -> int:
         if world.rank:
             return 0
         with damaged_files(*rows.folders):  # a resumed run has rows of an earlier one
-            return _print_results(request, rows, console or wide(Console()), prepared.source.damaged)
+            return _print_results(request, rows, wide(), prepared.source.damaged)
 
-    return guarded(request.out, work)
+    raise typer.Exit(guarded(request.out, work))
 
 
 def _announce(prepared: PreparedVerify, world: World, notes: Console) -> None:
+    """Print what will be measured, and what the searches cost."""
+    from steadygaze.runs.statistics import plural
+
     plan = prepared.plan
     methods = {column.method.name for column in plan.columns}
     scores = {column.score for column in plan.columns}
@@ -99,6 +117,8 @@ def search_cost(prepared: PreparedVerify) -> str:
 
 
 def _forward_seconds(vit: ViT) -> float:
+    import torch
+
     parameter = next(vit.model.parameters())
     images = torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)
     with torch.no_grad():
@@ -110,6 +130,8 @@ def _forward_seconds(vit: ViT) -> float:
 
 def _print_results(request: VerifyRequest, rows: Rows, console: Console, damaged: Sequence[str]) -> int:
     """The ranking, flagged maps and unreadable images; returns the exit code."""
+    from steadygaze.runs.statistics import small_sample_note
+
     sections = rows.table().sections
     for section in sections:
         _print_ranking(section, console)
@@ -130,6 +152,8 @@ def _print_results(request: VerifyRequest, rows: Rows, console: Console, damaged
 
 def print_masked_models(sections: Sequence[Section], console: Console) -> None:
     """Name the models whose patches cannot be removed."""
+    from steadygaze.runs.ranking import masked_models
+
     for model in masked_models(sections):
         print_line(
             console,
@@ -140,6 +164,9 @@ def print_masked_models(sections: Sequence[Section], console: Console) -> None:
 
 
 def _print_ranking(section: Section, console: Console) -> None:
+    from steadygaze.runs.ranking import quantity
+    from steadygaze.runs.statistics import plural
+
     images = plural(len(section.names), "image")
     title = f"{section.title}, {images}; ± half of the 95 % bootstrap interval, none where all images agree"
     shown = [quantity(metric) for metric in section.shown]

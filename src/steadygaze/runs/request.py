@@ -323,13 +323,8 @@ class VerifyRequest(Request):
         type=bool | None,
         flags=("--random/--no-random",),
     )
-    metrics: Sequence[str] = option(
-        DEFAULT_METRICS,
-        "Metrics, comma-separated; `steadygaze metrics` lists them. Default: insertion_accuracy, "
-        "deletion_accuracy, insertion_aopc and deletion_aopc.",
-        python="Names of `sg.list_metrics()`.",
-        type=list[str] | None,
-        split="names",
+    metrics: Sequence[str] = shared(
+        "Metrics", DEFAULT_METRICS, "Names of `sg.list_metrics()`.", split="names"
     )
     score: Sequence[str] | None = option(
         None,
@@ -470,15 +465,24 @@ class StressRequest(Request):
     map_method: str = DEFAULT
 
 
-# Options of the suites that are in this package, which the command lists beside those of the request. The
-# suites themselves check them, and have the defaults.
+# Options of the suites that are in this package, which the command lists beside those of the request, and
+# `list_suites` too. The suites themselves check them, and have the defaults.
 SUITE_OPTIONS = {
-    "corruptions": Option(alias="Corruptions"),
-    "severities": Option(alias="Severities"),
-    "epsilons": Option(alias="Epsilons"),
+    "corruptions": Option(
+        "Corruptions: all15, all19, or names. Also selects those of shift:imagenet-c. Default: all15.",
+        metavar="NAMES",
+        type=list[str] | None,
+        panel=SUITES,
+    ),
+    "severities": Option("Corruption severities. Default: 1,2,3,4,5.", metavar="LIST", panel=SUITES),
+    "epsilons": Option(
+        "Attack radii, as fractions of the pixel range. Default: 1/255,2/255,8/255.",
+        metavar="LIST",
+        panel=SUITES,
+    ),
     "pgd_steps": Option("Number of PGD steps. Default: 10.", metavar="N", type=int | None, panel=SUITES),
     "salient": Option(
-        "Attribution method that ranks the tokens in the suite occlusion. Default: {DEFAULT}.",
+        f"Attribution method that ranks the tokens in the suite occlusion. Default: {DEFAULT}.",
         metavar="METHOD",
         panel=SUITES,
     ),

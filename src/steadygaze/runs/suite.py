@@ -29,6 +29,7 @@ from steadygaze.registry import Registry
 from steadygaze.robustness.calibration import BINS
 from steadygaze.runs.card import Card, SuiteResults
 from steadygaze.runs.evaluator import Evaluator, Measurement
+from steadygaze.runs.request import SUITE_OPTIONS
 from steadygaze.runs.settings import (
     CLEAN,
     CONFIDENCE,
@@ -57,6 +58,7 @@ class Option:
         parse: From what the user gave (on the command line always text) to the checked value; raises
             InputError.
         default: The checked value that holds if the option is not given.
+        help: Empty for the options that `SUITE_OPTIONS` of `runs/request.py` describes.
         must_serve: Whether giving it is an error unless a requested suite has this option.
     """
 
@@ -244,13 +246,14 @@ def register_suite(name: str, *, replace: bool = False) -> Callable[[Registered]
 
 def list_suites() -> Listing[SuiteInfo]:
     """Every suite that `stress` knows; a list that shows itself as a table."""
+    described = {name: about.help for name, about in SUITE_OPTIONS.items()}
     infos = [
         SuiteInfo(
             suite.name,
             suite.summary,
             suite.argument,
             suite.own_images,
-            {option.name: option.help for option in suite.options},
+            {option.name: option.help or described.get(option.name, "") for option in suite.options},
         )
         for suite in SUITES.values()
     ]

@@ -66,10 +66,8 @@ class Attacks(Suite):
     title = "Attacks"
     summary = "FGSM and PGD attacks in pixel space at several epsilons."
     options = (
-        Option(
-            "epsilons", parse_epsilons, EPSILONS, "Fractions of the pixel range. Default: 1/255,2/255,8/255."
-        ),
-        Option("pgd_steps", parse_steps, 10, "Number of PGD steps."),
+        Option("epsilons", parse_epsilons, EPSILONS),
+        Option("pgd_steps", parse_steps, 10),
     )
     compared = ("pgd_steps",)
 

@@ -106,13 +106,8 @@ def split_words(given: str | float | Iterable[Any]) -> list[Any]:
 
 
 CORRUPTION_OPTIONS = (
-    Option(
-        "corruptions",
-        parse_corruptions,
-        COMMON,
-        "all15 (the default), all19, or names; also for shift:imagenet-c.",
-    ),
-    Option("severities", parse_severities, SEVERITIES, "Severities of the corruptions. Default: 1,2,3,4,5."),
+    Option("corruptions", parse_corruptions, COMMON),
+    Option("severities", parse_severities, SEVERITIES),
 )
 
 

@@ -130,15 +130,7 @@ class Neighbors(Suite):
         "train/ and test/, or is a published dataset; or give NAME=TRAIN=TEST."
     )
     argument = "NAME=FOLDER"
-    options = (
-        Option(
-            "bank",
-            parse_bank,
-            None,
-            "Largest number of training images, spread evenly over the classes. Default: all.",
-        ),
-        PARTIAL,
-    )
+    options = (Option("bank", parse_bank, None), PARTIAL)
     own_images = True
     quantities = tuple(knn_quantity(metric, k) for metric, k in product(METRICS, KS))
     compared = ("neighbors",)

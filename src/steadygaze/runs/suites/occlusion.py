@@ -36,7 +36,7 @@ class Occlusion(Suite):
 
     title = "Occlusion"
     summary = "A masked center square; of a ViT also tokens dropped at random, and the most salient first."
-    options = (Option("salient", str, DEFAULT, "Method that ranks tokens for salient_drop."),)
+    options = (Option("salient", str, DEFAULT),)
     quantities = (DROP_ACCURACY, DROP_PROBABILITY)
     compared = ("shares", "salient")
 

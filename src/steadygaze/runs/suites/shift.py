@@ -60,7 +60,7 @@ def parse_flag(given: Any) -> bool:
     return text in ("true", "1")
 
 
-PARTIAL = Option("partial", parse_flag, False, "Accept incomplete downloads of image sets.")
+PARTIAL = Option("partial", parse_flag, False)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class Synthetic(Suite):
 
     title = "Synthetic images"
     summary = "The object of each image moved, rotated, resized, and on other backgrounds; needs masks."
-    options = (Option("backgrounds", Path, None, "Folder of background images.", must_serve=True),)
+    options = (Option("backgrounds", Path, None, must_serve=True),)
     needs_masks = True
     compared = ("backgrounds",)
 
