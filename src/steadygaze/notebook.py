@@ -82,7 +82,8 @@ class Listing(list[Entry]):
     """A list that a notebook shows as a table and a terminal as aligned text; otherwise a plain list.
 
     Attributes:
-        noun: What the entries are, in the plural      columns: the attributes of an entry that are shown.
+        noun: What the entries are, in the plural.
+        columns: The attributes of an entry that are shown.
 
     Examples:
         >>> from types import SimpleNamespace

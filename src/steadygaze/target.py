@@ -85,7 +85,7 @@ def own_task(model: Any) -> Task | None:
 
 
 def check_class_names(names: Sequence[str], module: Any) -> None:
-    """`InputError` unless there are as many names as the model says it has classes."""
+    """Raise `InputError` unless there are as many names as the model says it has classes."""
     config = getattr(module, "config", None)
     classes = getattr(module, "num_classes", None) or getattr(config, "num_labels", None)
     if isinstance(classes, int) and classes != len(names):
@@ -117,7 +117,8 @@ def describe(
     """One prediction in words: "tabby cat 62 %" of a class, "cat 0.93" of a label, "age 37.2" of a value.
 
     Args:
-        number: The probability or the value          alone: the model has no other output.
+        number: The probability or the value.
+        alone: Whether the model has no other output.
 
     Examples:
         >>> describe("values", 0, 37.2, alone=True)

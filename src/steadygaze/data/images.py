@@ -59,7 +59,7 @@ ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 
 
 class EncodedImage(Protocol):
-    """An image file that is no file of its own: a member of an archive, a cell of a table."""
+    """An image file inside another file: a member of an archive, or a cell of a table."""
 
     @property
     def name(self) -> str:
@@ -179,7 +179,7 @@ def opened_image(source: Source, kind: str = "image") -> Iterator[Image.Image]:
 
 
 def check_regular_file(path: str | Path, kind: str = "image") -> None:
-    """`ImageError` unless the path leads to a regular file. Opening a FIFO would wait for ever."""
+    """Raise `ImageError` unless the path leads to a regular file. Opening a FIFO would wait for ever."""
     path = Path(path)
     try:
         mode = path.stat().st_mode
@@ -193,7 +193,7 @@ def check_regular_file(path: str | Path, kind: str = "image") -> None:
 
 
 def check_bounds(width: int, height: int, *, name: str = "image in memory") -> None:
-    """`ImageError` if an image of this size would take too much memory to decode or to preprocess."""
+    """Raise `ImageError` if an image of this size would take too much memory to decode or to preprocess."""
     size = f"got {width:,} x {height:,}"
     if min(width, height) < 1:
         raise ImageError(f"{name}: expected at least one pixel, {size}")
@@ -250,8 +250,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Gray of 16 or 32 bits, which PIL would clip to white. 16-bit integers and floats in [0, 1] keep their
-    full scale; anything else is stretched from its minimum to its maximum."""
+    """Gray of 16 or 32 bits, which PIL would clip to white, as 8 bits.
+
+    16-bit integers and floats in [0, 1] keep their full scale; anything else is stretched from its minimum
+    to its maximum.
+    """
     values = np.asarray(image)
     step = max(1, ROWS_AT_ONCE // image.width)
     blocks = [values[start : start + step] for start in range(0, image.height, step)]

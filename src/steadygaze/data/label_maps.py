@@ -146,7 +146,8 @@ class SegmentationImages(LabeledImages):
     """Images whose masks decode to label maps.
 
     Attributes:
-        classes: Number of classes       names: of the classes, where they are known.
+        classes: Number of classes.
+        names: Names of the classes, where they are known.
     """
 
     classes: int = 2

@@ -63,11 +63,11 @@ class InMemoryData:
     """Data that is given as batches, a `Dataset` or a `DataLoader`: an iterable of checked `TensorBatch`es.
 
     Attributes:
-        batch_size: For a `Dataset`; batches that are given keep their size.
+        batch_size: Size of batches of a `Dataset`; batches that are given keep their size.
         limit: At most this many images.
         masks_for: Names of metrics that need masks; a batch without masks is then an error.
         label_maps: Labels are (B, H, W), for segmentation.
-        preprocess: For a `Dataset` of PIL images.
+        preprocess: Preprocessing for a `Dataset` of PIL images.
         labels_used: False accepts labels of any kind, such as numbers of a regression, and reads them as 0.
     """
 

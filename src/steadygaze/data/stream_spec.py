@@ -33,9 +33,9 @@ class StreamSpec:
 
     Attributes:
         kind: "wds" or "hf".
-        location: Pattern of shards, name of a dataset, or folder image, label, mask: extensions in a tar
-            archive, columns of a table.
-        label_names: A text file: integer labels are lines of it, from 0.
+        location: Pattern of shards, name of a dataset, or folder.
+        options: `image`, `label` and `mask` are extensions in a tar archive, or columns of a table;
+            `label_names` is a text file whose lines name the integer labels, from 0.
     """
 
     kind: str
@@ -145,7 +145,7 @@ class FilePart:
 
 @dataclass(frozen=True)
 class Unusable:
-    """In place of an image that cannot be used; reading it states the reason."""
+    """Stands for an image that cannot be used; reading it states the reason."""
 
     name: str
     reason: str

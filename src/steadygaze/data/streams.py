@@ -32,14 +32,14 @@ READ_AHEAD = 64  # samples that are read before they are needed
 
 
 class LabelLookup:
-    """From a label as given in the data to a class of the model.
+    """Finds the class of the model that a label of the data stands for.
 
     An integer is the model's own class where it can be: if there are no names, if the names are those of the
     model, or if the data declares as many names as the model has classes.
 
     Attributes:
-        names: Of integer labels, from a file that the user gave.
-        own_names: That the data itself declares.
+        names: Names of integer labels, from a file that the user gave.
+        own_names: Names that the data itself declares.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class ImageStream:
     """Labeled images as they come.
 
     Attributes:
-        labels: None: labels are not used                    labels_needed: an image without label is
-            unusable.
+        labels: Finds the class of a label; None if labels are not used.
+        labels_needed: Whether an image without a label is unusable.
         limit: At most this many images.
     """
 
@@ -177,7 +177,7 @@ class ImageStream:
         return self._positions[name]
 
     def find(self, names: Sequence[str]) -> Iterator[Item]:
-        """These images again; nothing if the data is not on this machine."""
+        """The images of these names, read again; none if the data is not on this machine."""
         if not self.reader.local:
             return
         wanted, items = set(names), {}
@@ -241,7 +241,8 @@ def open_stream(
 
 def list_images(given: Iterable[str | Path], limit: int | None = None) -> tuple[list[Path | Item], list[str]]:
     """The files given, every image below the folders given, and the images of streams; labels are not read.
-    Then what of the streams could not be read whole, with reasons.
+
+    The second list names what of the streams could not be read whole, with reasons.
 
     Args:
         limit: At most this many images.

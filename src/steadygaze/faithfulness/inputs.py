@@ -38,9 +38,9 @@ class Batch:
             name.
 
     Examples:
-    >>> images, labels = torch.zeros(2, 3, 32, 32), torch.tensor([3, 5])
-    >>> Batch(images, labels, names=("a", "b")).names
-    ('a', 'b')
+        >>> images, labels = torch.zeros(2, 3, 32, 32), torch.tensor([3, 5])
+        >>> Batch(images, labels, names=("a", "b")).names
+        ('a', 'b')
     """
 
     images: Float[Tensor, "b c h w"]
@@ -90,7 +90,7 @@ class CachedForward(CleanForward):
 
     @cached_property
     def probabilities(self) -> Float[Tensor, "b classes"]:
-        """Of classes or labels, at least in float32; values as they are."""
+        """Probabilities of classes or labels, at least in float32; values as they are."""
         return self.predictions(self.logits)
 
     def predictions(self, logits: Tensor) -> Tensor:
@@ -141,9 +141,9 @@ class MetricInput:
         explained (Tensor): (M, B), the quantity that each map explains; None: the logit of the target.
 
     Examples:
-    >>> from steadygaze.faithfulness import Values
-    >>> def peak(given: MetricInput, names):  # whole example: `register_metric`
-    ...     return {name: Values(given.maps.flatten(2).amax(-1)) for name in names}
+        >>> from steadygaze.faithfulness import Values
+        >>> def peak(given: MetricInput, names):  # whole example: `register_metric`
+        ...     return {name: Values(given.maps.flatten(2).amax(-1)) for name in names}
     """
 
     vit: ViT

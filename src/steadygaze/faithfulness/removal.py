@@ -54,10 +54,11 @@ def ranking(maps: Float[Tensor, "*b gh gw"]) -> Int[Tensor, "*b p"]:
 
 
 class Curves(NamedTuple):
-    """At every ratio; index 0 is insertion, 1 is deletion.
+    """What the model predicts at every ratio; index 0 is insertion, 1 is deletion.
 
     Attributes:
-        correct: 0 or 1, or the chance level            probability: of the target; a value itself.
+        correct: 1 if the target is predicted, 0 if not, or the chance level.
+        probability: Probability of the target; for regression its value.
         output: The target's logit, or its value.
     """
 

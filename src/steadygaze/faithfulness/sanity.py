@@ -44,9 +44,10 @@ def randomization(
 ) -> Values:
     """1 − |ρ| after the weights are shuffled, layer by layer.
 
+    A constant map gives NaN; a map that becomes constant has changed (ρ = 0).
+
     Args:
-        cascade: False shuffles one layer at a time and restores it before the next. A constant map gives NaN;
-            a map that becomes constant has changed (ρ = 0).
+        cascade: False shuffles one layer at a time and restores it before the next.
     """
     model = deepcopy(vit.model)
     correlations = []

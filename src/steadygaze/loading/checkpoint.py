@@ -82,7 +82,7 @@ def _check_not_compressed(path: Path) -> None:
 
 
 def _check_tensors(weights: Weights, path: Path) -> None:
-    """`CheckpointError` for tensors that no model of ours can load, or that are larger than the file."""
+    """Raise `CheckpointError` for tensors that no model can load, or that are larger than the file."""
     for name, value in weights.items():
         if not isinstance(name, str):
             raise CheckpointError(f"{path}: expected names of tensors, got {name!r:.80}")
@@ -172,7 +172,7 @@ def _number_kind(value: Tensor) -> str:
 
 
 def _check_finite(model: nn.Module, weights: Weights, source: str) -> None:
-    """`CheckpointError` for parameters that are not finite in the model's own type. Buffers may hold -inf."""
+    """Raise `CheckpointError` for parameters that are not finite in the model's type; buffers may hold -inf."""
     for name, parameter in model.named_parameters(remove_duplicate=False):
         value = weights[name].to(parameter.dtype)
         if not torch.isfinite(value).all():

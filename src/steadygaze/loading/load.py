@@ -243,7 +243,7 @@ def _with_weights(name: str, checkpoint: str | Path, options: ModelOptions, from
 
 
 def _check_number_of_names(loaded: LoadedModel) -> None:
-    """`InputError` unless there are as many names as outputs for a blank image; nothing if it cannot run."""
+    """Raise `InputError` unless there are as many names as outputs; nothing if the model cannot run."""
     parameter = next(loaded.model.parameters(), torch.zeros(0))
     image = torch.zeros(1, 3, *loaded.size, device=parameter.device, dtype=parameter.dtype)
     try:
@@ -265,7 +265,12 @@ def _from_module(
     given: LoadedModel | Preprocess | None,
     stated: Callable[[], Preprocess | None] = lambda: None,
 ) -> LoadedModel:
-    """stated: the preprocessing that the user states piece by piece, asked if the module has none."""
+    """The module with the weights of the checkpoint, its preprocessing and class names.
+
+    Args:
+        given: The loaded model, or the preprocessing, that the user gave.
+        stated: Makes the preprocessing of the values that the user states, called if nothing else gives one.
+    """
     if checkpoint is not None:
         fit(module, read_weights(checkpoint), str(checkpoint))
     name, source, preprocess, class_names = _identify(module)

@@ -27,7 +27,7 @@ BYTES = 4  # of an element, in float32
 
 
 def check_new_model(name: str, num_classes: int | None, arguments: Mapping[str, Any]) -> None:
-    """`InputError` unless timm's constructor takes the arguments and the model fits into memory.
+    """Raise `InputError` unless timm's constructor takes the arguments and the model fits into memory.
 
     Names of the hub are not checked: their constructor is known after a download only.
     """
@@ -162,7 +162,7 @@ def overridden(
 def stated_preprocess(
     image_size: ImageSize | None, mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> Preprocess | None:
-    """Of a model whose library describes none; None if no image size is stated."""
+    """The preprocessing of a model whose library describes none; None if no image size is stated."""
     if image_size is None:
         return None
     for name, values in (("mean", mean), ("std", std)):

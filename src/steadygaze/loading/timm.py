@@ -98,7 +98,7 @@ def constructor_arguments(name: str) -> frozenset[str]:
 def check_model_size(
     name: str, num_classes: int, arguments: Mapping[str, Any], weights: Weights, origin: str
 ) -> None:
-    """`CheckpointError` if the model is much larger than the file: checked before its memory is allocated."""
+    """Raise `CheckpointError` if the model is much larger than the file, before its memory is allocated."""
     if name.startswith(HUB_PREFIXES) or not is_timm_name(name):
         return
     try:

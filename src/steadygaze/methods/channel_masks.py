@@ -140,7 +140,7 @@ def tis(
     Args:
         clusters: Centroids of k-means.
         keep: Share of the patches that a mask keeps.
-        seed: Of the first centroids.
+        seed: Random seed of the first centroids.
     """
     if not isinstance(clusters, int) or clusters < 1:
         raise InputError(f"tis: clusters must be an integer >= 1, got {clusters!r}")

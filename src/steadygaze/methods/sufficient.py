@@ -66,10 +66,10 @@ class SufficientSubsets:
 
     Attributes:
         subset: The places that suffice.
-        subset_confidence: P_c of the subset alone.
+        subset_confidence: p_c of the subset alone.
         reached: Whether that is at least the threshold.
         step: When a place was hidden, counted from 0; the number of steps if it never was.
-        confidence: P_c before each step, the first of the whole image.
+        confidence: p_c before each step, the first of the whole image.
         left: Number of remaining places before each step.
     """
 

@@ -35,7 +35,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """prefix: number of class tokens."""
+    """A transformer block on a map of patches; `prefix` is the number of class tokens before them."""
 
     def __init__(
         self, dim: int, heads: int, ratio: float, reduce: int, drop_path: float, prefix: int

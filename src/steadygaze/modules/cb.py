@@ -43,8 +43,9 @@ class CB:
         init: Initial value of Λ in "scaled"; 0 changes no output.
         start: "paper", or "identity" for a module that changes no output before it is trained.
 
-    >>> CB("scaled", start="identity").variant
-    'scaled'
+    Examples:
+        >>> CB("scaled", start="identity").variant
+        'scaled'
     """
 
     variant: Variant = "plain"

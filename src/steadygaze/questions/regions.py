@@ -167,8 +167,7 @@ def weighted_mean(scores: Float[Tensor, "b n c"], weights: Float[Tensor, "#b n"]
 
 
 def scores_of(output: Any) -> Float[Tensor, "b c h w"]:
-    """The class scores of whatever a segmenter returns: a tensor, an output of transformers, or torchvision's
-    dict."""
+    """The class scores in what a segmenter returns: a tensor, transformers' output, or torchvision's dict."""
     scores = output
     if isinstance(output, Mapping) and "out" in output:
         scores = output["out"]

@@ -82,7 +82,7 @@ def find_processor(model: Any, given: Any = None, name: str = "") -> Any:
 
     Args:
         given: A processor, or the folder or hub name of one.
-        name: Of the model, where it is known.
+        name: Name of the model, where it is known.
     """
     if given is not None and not isinstance(given, (str, Path)):
         return given
@@ -327,8 +327,10 @@ def zero_shot(
         InputError: If the model has no text tower, or names or templates are empty.
 
     Examples:
+        ```python
         classifier = sg.zero_shot(clip, ["dog", "cat"])
         sg.explain(classifier, images, target="dog", score="log_odds")
+        ```
     """
     names = list(class_names) if not isinstance(class_names, str) else [class_names]
     if not names or not all(isinstance(name, str) and name.strip() for name in names):
@@ -349,8 +351,8 @@ class TextClasses:
 
     Attributes:
         texts: Prompts as they are: the similarity with one, or several that compete.
-        class_names: See `zero_shot`.
-        templates: See `class_names`.
+        class_names: A name for each class, as for `zero_shot`.
+        templates: Templates with {} where the class name goes, as for `zero_shot`.
     """
 
     texts: tuple[str, ...] = ()

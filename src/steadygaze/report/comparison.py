@@ -376,7 +376,7 @@ def _turned_parts(comparison: Comparison, shown: int, listed: int) -> list[Part]
 
 
 def _masking_text(before: bool, after: bool) -> str:
-    """About models whose patches were hidden, not removed."""
+    """Describe models whose patches were hidden, not removed."""
     if before and after:
         return " Patches of both models cannot be removed: they were hidden from attention instead."
     if not (before or after):
@@ -404,7 +404,7 @@ def _spread(comparison: Comparison, show: int) -> list[str]:
 def _card_tiles(
     comparison: Comparison, faithfulness: Sequence[FaithfulnessChange]
 ) -> list[tuple[str, str, str]]:
-    """(title, numbers, difference)."""
+    """The tiles of a card: (title, numbers, difference)."""
     changes = {change.key: change for change in comparison.changes}
     tiles = []
     for label, metric in TILES:

@@ -1,5 +1,7 @@
-"""Reports of runs, each one HTML file that works offline: the parts of a page, the reports of `verify` and
-of `stress`, and the files of a sweep. Images are those that the runs stored; nothing is computed here.
+"""Reports of runs, each one HTML file that works offline.
+
+Here are the parts of a page, the reports of `verify` and of `stress`, and the files of a sweep. Images are
+those that the runs stored; nothing is computed here.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class Attribution:
                 is drawn relative to its smallest score.
             percentile: Percentile of the magnitudes that gets the strongest color; 100 lets one outlier dim
                 the rest of the map.
-            opacity: Of the strongest color, in [0, 1].
+            opacity: Opacity of the strongest color, in [0, 1].
         """
         if not 0 <= percentile <= 100:
             raise InputError(f"percentile: expected a number in 0..100, got {percentile!r}")

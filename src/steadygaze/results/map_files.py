@@ -46,7 +46,7 @@ class MapName:
 
     @classmethod
     def parse(cls, text: str) -> MapName:
-        """From the name of a tensor."""
+        """Read the name of a tensor."""
         method, at, score = text.rpartition("@")
         return cls(method, score) if at and method and score in NAMED_SCORES else cls(text)
 
@@ -193,7 +193,7 @@ def _metadata(
 
 
 def _check_tensor(path: Path, name: str, part: Any, tensors: set[str], count: int) -> None:
-    """InputError unless a tensor has the shape and type of maps, or of their factors."""
+    """Raise `InputError` unless a tensor has the shape and type of maps, or of their factors."""
     shape, dtype = tuple(part.get_shape()), part.get_dtype()
     if name.endswith(SCALE):
         maps = name.removesuffix(SCALE)

@@ -1,5 +1,6 @@
-"""Attacks in pixel space, L∞: FGSM (Goodfellow et al., arXiv:1412.6572) and PGD (Madry et al.,
-arXiv:1706.06083).
+"""Attacks in pixel space, L∞: FGSM and PGD.
+
+Goodfellow et al., arXiv:1412.6572 (FGSM); Madry et al., arXiv:1706.06083 (PGD).
 
 With pixels x in [0, 1]³, label y, cross-entropy J and budget ε:
 
@@ -54,11 +55,12 @@ def fgsm(
     Returns:
         Tensor: (B, C, H, W), the attacked images, normalized like `images`.
 
-    >>> import steadygaze as sg
-    >>> loaded, images = sg.load_model("embedded"), torch.zeros(1, 3, 32, 32)
-    >>> norm = {"mean": loaded.mean, "std": loaded.std}
-    >>> fgsm(loaded.model, images, torch.tensor([3]), epsilon=2 / 255, **norm).shape
-    torch.Size([1, 3, 32, 32])
+    Examples:
+        >>> import steadygaze as sg
+        >>> loaded, images = sg.load_model("embedded"), torch.zeros(1, 3, 32, 32)
+        >>> norm = {"mean": loaded.mean, "std": loaded.std}
+        >>> fgsm(loaded.model, images, torch.tensor([3]), epsilon=2 / 255, **norm).shape
+        torch.Size([1, 3, 32, 32])
     """
     epsilon = budget("epsilon", epsilon)
     return _attack(model, images, labels, mean, std, epsilon, epsilon, 1, None)
@@ -94,11 +96,12 @@ def pgd(
     Returns:
         Tensor: (B, C, H, W), the attacked images, normalized like `images`.
 
-    >>> import steadygaze as sg
-    >>> loaded, images = sg.load_model("embedded"), torch.zeros(1, 3, 32, 32)
-    >>> norm = {"mean": loaded.mean, "std": loaded.std}
-    >>> pgd(loaded.model, images, torch.tensor([3]), epsilon=2 / 255, steps=2, **norm).shape
-    torch.Size([1, 3, 32, 32])
+    Examples:
+        >>> import steadygaze as sg
+        >>> loaded, images = sg.load_model("embedded"), torch.zeros(1, 3, 32, 32)
+        >>> norm = {"mean": loaded.mean, "std": loaded.std}
+        >>> pgd(loaded.model, images, torch.tensor([3]), epsilon=2 / 255, steps=2, **norm).shape
+        torch.Size([1, 3, 32, 32])
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise InputError(f"steps: expected a whole number of 1 or more, got {steps!r}")

@@ -39,8 +39,10 @@ Map = Float[Tensor, "b heads n n"]
 
 @dataclass(frozen=True)
 class AttentionMeasures:
-    """One number for each image, layer and head, (B, L, heads); diversity (B, L); see the table above. NaN
-    where a layer has fewer heads than another, and for the diversity of a single head."""
+    """One number for each image, layer and head, (B, L, heads); diversity (B, L); see the table above.
+
+    NaN where a layer has fewer heads than another, and for the diversity of a single head.
+    """
 
     entropy: Float[Tensor, "b l heads"]
     overfocus: Float[Tensor, "b l heads"]
@@ -56,8 +58,7 @@ class AttentionMeasures:
 def walk(
     vit: ViT, batches: Sequence[Float[Tensor, "b c h w"]], see: Callable[..., None]
 ) -> list[Float[Tensor, "b classes"]]:
-    """Run batches of images side by side; `see(layer, A, A', ...)` is given one layer's attention of each,
-    then it is dropped."""
+    """Run batches of images side by side; `see(layer, A, A', ...)` gets each layer's attention, once."""
     if not vit.plan.global_attention:
         raise MethodUnavailableError(
             f"a {vit.plan.kind} has no attention matrix over all tokens (windows, reduced keys): "
@@ -89,8 +90,7 @@ def walk(
 def attention_measures(
     model: nn.Module | ViT, images: Float[Tensor, "b c h w"], *, top: int = TOP
 ) -> AttentionMeasures:
-    """Entropy, overfocus, concentration, distance, head and token diversity of every layer, in one forward
-    pass.
+    """Entropy, overfocus, concentration, distance and diversity of every layer, in one forward pass.
 
     Examples:
         >>> import steadygaze as sg
@@ -123,8 +123,7 @@ def attention_measures(
 def attention_stability(
     model: nn.Module | ViT, clean: Float[Tensor, "b c h w"], corrupted: Float[Tensor, "b c h w"]
 ) -> Float[Tensor, "b l heads"]:
-    """Cosine between the attention of the clean and of the corrupted image, by layer and head; 1:
-    unchanged.
+    """Cosine between the attention of the clean and the corrupted image, by layer and head; 1: unchanged.
 
     Examples:
         >>> import steadygaze as sg
@@ -246,8 +245,7 @@ def attention_figure(
     cell: int = 224,
     images: Sequence[Any] = (),
 ) -> Any:
-    """A PIL sheet of one layer's N x N map, mean over heads and each head; below, the same of the corrupted
-    image.
+    """Draw one layer's N x N attention, mean over heads and each head; below, that of the corrupted image.
 
     Row i, column j is how much token i takes from token j: an overfocused head shows bright vertical lines.
     Clean and corrupted share each column's color scale. images: shown next to the maps, one for each row.

@@ -24,8 +24,9 @@ CELLS = 1 << 24  # distances held at once
 
 
 def features(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
-    """The input of the final linear layer of any classifier. Two heads whose mean is the prediction
-    (distilled DeiT): the inputs of both, concatenated.
+    """The input of the final linear layer of any classifier.
+
+    Two heads whose mean is the prediction (distilled DeiT): the inputs of both, concatenated.
 
     Examples:
         >>> import steadygaze as sg

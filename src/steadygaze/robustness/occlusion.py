@@ -1,5 +1,4 @@
-"""Occlusion: a square that covers the middle of the image, and curves of accuracy while patches are
-dropped.
+"""Occlusion: a square over the middle of the image, and curves of accuracy while patches are dropped.
 
     center square    half the side by default, 112 x 112 of 224 (docs/equations.md#occlusion)
     random drop      a share r of the patches is removed, drawn per image; drops are nested: a patch removed
@@ -33,8 +32,14 @@ SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True)
 class Curve:
-    """The prediction for each image: correct (0 or 1; 1/classes if no patch is left) and probability of
-    the label, both (B, R), at the shares dropped. means: "removal" or "attention masking"."""
+    """The prediction for each image at the shares dropped.
+
+    Attributes:
+        shares: Shares of the patches that are dropped.
+        right: (B, R), 1 if the prediction is correct, 0 if not; 1 / classes if no patch is left.
+        probability: (B, R), of the label.
+        means: "removal" or "attention masking".
+    """
 
     shares: tuple[float, ...]
     right: Float[Tensor, "b r"]
@@ -90,8 +95,11 @@ def random_drop(
     generator: torch.Generator | Sequence[torch.Generator],
     shares: Sequence[float] = SHARES,
 ) -> Curve:
-    """The curve while random patches are dropped. One generator for the batch, or one for each image, so that
-    an image's draw does not depend on its neighbors.
+    """The curve while random patches are dropped.
+
+    Args:
+        generator: One for the batch, or one for each image, so that an image's draw does not depend on its
+            neighbors.
 
     Examples:
         >>> import steadygaze as sg

@@ -63,8 +63,7 @@ def _crop(pixels: np.ndarray, size: int) -> np.ndarray:
 def _affine(
     pil_image: Image.Image, *, angle: float = 0.0, shift: float = 0.0, scale: float = 1.0, smooth: bool = True
 ) -> np.ndarray:
-    """Turned clockwise by `angle` degrees and scaled about the center, then moved right by `shift` pixels;
-    black outside."""
+    """Turn clockwise by `angle` degrees, scale about the center, move right by `shift`; black outside."""
     cos, sin = math.cos(math.radians(angle)) / scale, math.sin(math.radians(angle)) / scale
     x, y = pil_image.width / 2, pil_image.height / 2
     back = (cos, sin, x - cos * (x + shift) - sin * y, -sin, cos, y + sin * (x + shift) - cos * y)
@@ -73,8 +72,7 @@ def _affine(
 
 
 def _tilted(pil_image: Image.Image, degrees: float) -> np.ndarray:
-    """The image's plane turned by `degrees` about both of its axes, seen from one diagonal away; black
-    outside."""
+    """Turn the image's plane by `degrees` about both axes, seen from one diagonal away; black outside."""
     width, height = pil_image.size
     far, turn = math.hypot(width, height), math.radians(degrees)
     cos, sin = math.cos(turn), math.sin(turn)
@@ -139,10 +137,12 @@ def sequence(
 ) -> np.ndarray:
     """Frames, uint8 (T, size, size, 3), of one image, uint8 (H, W, 3).
 
+    The image is changed as a whole and then cut to its middle, so give it with a margin: the published
+    sequences come from a shorter side of 256.
+
     Args:
-        name: One of PERTURBATIONS. The image is changed as a whole and then cut to its middle `size` pixels
-            (None: 224, or the shorter side where that is less), so give it with a margin: the published
-            sequences come from a shorter side of 256.
+        name: One of PERTURBATIONS.
+        size: Side of the frames; by default 224, or the shorter side where that is less.
         difficulty: 1, 2 or 3, the strength of the noise; the other kinds have the same frames at any
             difficulty, and `scores` then compares frames that lie that far apart.
         settings: "imagenet" or "cifar"; None chooses "cifar" where the frame is at most 64 pixels.

@@ -65,7 +65,9 @@ def accounted(trace: Trace, layers: range, *, biases: bool, implicit: bool = Fal
 class _WithoutContent(Interception):
     """An embedding whose patches are zero: what is left of a token is its position.
 
-    calls: how many maps made patches of pixels; nonlinear: whether anything else than such a map was met
+    Attributes:
+        calls: Number of maps that made patches of pixels.
+        nonlinear: Whether another kind of map was met.
     """
 
     def __init__(self) -> None:

@@ -87,7 +87,7 @@ class Placed(Seam):
 
 
 class Push(Placed):
-    """In forward mode: offsets are added to the tangent of the map that they belong to."""
+    """Adds offsets to the tangent of the map that they belong to, in forward mode."""
 
     def __init__(self, rules: Rules, rest: Literal["explicit", "complete"]) -> None:
         # attention is written out: the fused kernel has no derivative in forward mode

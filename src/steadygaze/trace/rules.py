@@ -74,8 +74,8 @@ def gamma_map(gamma: float, func: Any, x: Tensor, weight: Tensor, *how: Any, **m
     """F.linear or F.conv2d with the γ rule in its backward pass; without it where γ is 0.
 
     Args:
-        how: The bias, stride, padding and so on.
-        more: See `how`.
+        how: Further positional arguments of `func`: bias, stride, padding and so on.
+        more: Further keyword arguments of `func`.
     """
     if not gamma or not x.requires_grad:
         return func(x, weight, *how, **more)
@@ -236,7 +236,7 @@ def scaled_attention(
 
 
 class _ScaledAttention(torch.autograd.Function):
-    """Without N x N tensors in the graph: memory does not grow with depth x N²."""
+    """Scaled attention without N x N tensors in the graph: memory does not grow with depth x N²."""
 
     @staticmethod
     def forward(

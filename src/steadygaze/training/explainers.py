@@ -253,8 +253,7 @@ class ExplainerResult:
 
 
 class ExplainerRun:
-    """A checked request: the model is loaded, the images are found, and an earlier state is restored if there
-    is one."""
+    """A checked request: the model is loaded, the images are found, and an earlier state is restored."""
 
     def __init__(
         self, method: type[Trainer], request: ExplainerRequest, loaded: LoadedModel | None = None
@@ -394,8 +393,11 @@ class ExplainerRun:
         self.resumed = self.trainer.steps
 
     def _save(self, problem: str = "", too_early: bool = False) -> None:
-        """Write what was learned and the state. `stopped` is true if training had to end; otherwise it may be
-        continued."""
+        """Write what was learned, and the state.
+
+        Args:
+            stopped: Whether training had to end; otherwise it may be continued.
+        """
         facts, tensors = self.trainer.state()
         facts |= {
             "identity": self.identity,
@@ -418,7 +420,7 @@ class ExplainerRun:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Be the only process that trains this file."""
+        """Lock the file, so that no other process trains it."""
         out = self.request.out
         with self._written():
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -434,8 +436,7 @@ class ExplainerRun:
 
 @contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Ctrl-C takes effect after the block: half a step, with numbers drawn and nothing moved, could not be
-    resumed exactly."""
+    """Let Ctrl-C take effect after the block: half a step could not be resumed exactly."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread is interrupted
         yield
         return

@@ -44,8 +44,8 @@ class Cell:
     """One combination of values.
 
     Attributes:
-        changes: Of the recipe, by full key.
-        label: For tables.
+        changes: Values that change the recipe, by full key.
+        label: Name in tables.
         folder: Name of its folder.
     """
 
@@ -166,8 +166,9 @@ def read_sweep(
 
 
 def parse_grid(settings: Sequence[str]) -> dict[str, list[Any]]:
-    """Values by key from key=value,value: TOML, a word without quotes is a string. Commas inside brackets,
-    braces and quotes do not separate values.
+    """Values by key from key=value,value: TOML, a word without quotes is a string.
+
+    Commas inside brackets, braces and quotes do not separate values.
 
     Examples:
         >>> parse_grid(["losses.adl.tau=1,2.5", "data.images=[0, 3],[0, 6]", "optimizer.betas=[0.9, 0.95]"])

@@ -169,7 +169,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an adapter says of a model; `ViT` is made of it."""
+    """What an adapter declares about a model; `ViT` is made of it."""
 
     embed: Callable[[Tensor], tuple[Tensor, Any, tuple[int, int]]]  # images -> tokens, state, grid
     blocks: list[dict[str, Any]]  # keyword arguments of `Block`, without plan
@@ -365,7 +365,7 @@ def layout_of(x: Tensor, plan: Plan) -> Layout:
 
 
 def remember(x: Tensor, layout: Layout) -> Tensor:
-    """Let `x` carry its layout along."""
+    """Attach a layout to `x`."""
     x.layout_ = layout  # type: ignore[attr-defined]
     return x
 

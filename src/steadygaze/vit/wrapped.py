@@ -196,7 +196,7 @@ def inner_models(model: nn.Module) -> list[Inner]:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was seen of an outer model, without its modules: views are forgotten, this is remembered."""
+    """What was seen of an outer model, without its modules, so that it can be kept longer than a view."""
 
     name: str
     entry: str
@@ -346,7 +346,7 @@ class Outer:
     blank: int | None = 1  # batch size of the blank images of `head`; None: that of the tokens
 
     def facts(self, fields: dict[str, Any]) -> Facts:
-        """What is remembered."""
+        """The facts about the outer model that are remembered."""
         inner, entry = self.seen.inner, self.seen.entry
         name = next(name for name, module in inner.module.named_modules() if module is entry)
         outputs = {inner.blocks.index(block): output for block, output in self.seen.outputs.items()}
@@ -456,8 +456,7 @@ class _Entered(BaseException):
 
 
 class _GradientsPass(Interception):
-    """Ignores `torch.no_grad` in the outer model's code: it is there to train a head alone, and changes no
-    value."""
+    """Ignores `torch.no_grad` in the outer model's code, where it serves to train a head alone."""
 
     def __init__(self) -> None:
         super().__init__()

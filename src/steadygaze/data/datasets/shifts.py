@@ -57,8 +57,11 @@ from steadygaze.errors import ImageError, InputError, SteadygazeError, UnknownNa
 
 @dataclass(frozen=True)
 class Shifted(Item):
-    """An image with every class that is correct for it; `label` is the first. group: a part of the set that
-    is scored separately."""
+    """An image with every class that is correct for it; `label` is the first.
+
+    Attributes:
+        group: Part of the data set that is scored separately.
+    """
 
     right: tuple[int, ...] = ()
     group: str = ""
@@ -208,14 +211,14 @@ def read_shift(name: str, root: str | Path, *, partial: bool = False, **options:
         Shift: the images with their correct classes.
 
     Examples:
-    >>> from tempfile import TemporaryDirectory
-    >>> from PIL import Image
-    >>> with TemporaryDirectory() as folder:  # a part of the data: one image
-    ...     Path(folder, "n01498041").mkdir()
-    ...     Image.new("RGB", (8, 8)).save(Path(folder, "n01498041", "a.jpg"))
-    ...     shift = read_shift("imagenet-a", folder, partial=True)
-    >>> len(shift.items), len(shift.classes)
-    (1, 200)
+        >>> from tempfile import TemporaryDirectory
+        >>> from PIL import Image
+        >>> with TemporaryDirectory() as folder:  # a part of the data: one image
+        ...     Path(folder, "n01498041").mkdir()
+        ...     Image.new("RGB", (8, 8)).save(Path(folder, "n01498041", "a.jpg"))
+        ...     shift = read_shift("imagenet-a", folder, partial=True)
+        >>> len(shift.items), len(shift.classes)
+        (1, 200)
     """
     if name not in READERS:
         raise UnknownNameError("shift", str(name), READERS)
@@ -389,8 +392,10 @@ def imagenet_c(
     severities: Sequence[int] = SEVERITIES,
     partial: bool = False,
 ) -> Shift:
-    """Read the published ImageNet-C: 15 corruptions (or those given) of 50,000 images at 5 severities. Other
-    corruptions in the folder are left out and listed."""
+    """Read the published ImageNet-C: 15 corruptions (or those given) of 50,000 images at 5 severities.
+
+    Other corruptions in the folder are left out and listed.
+    """
     what = "imagenet-c"
     for name in corruptions:
         if name not in CORRUPTIONS:
@@ -493,8 +498,9 @@ def read_clip(path: str | Path) -> UInt8[np.ndarray, "t h w 3"]:
     """Read the frames of a video, RGB; at least two.
 
     Examples:
-
+        ```python
         frames = read_clip("clip.mp4")  # (T, H, W, 3)
+        ```
     """
     name, library = _decoder()
     if not Path(path).is_file():

@@ -1,6 +1,4 @@
-"""Adapter for timm's plain ViTs: VisionTransformer, DeiT, hybrid, EVA, BEiT, relative
-positions, CaiT, NaFlexViT.
-"""
+"""Adapter for timm's plain ViTs: VisionTransformer, DeiT, hybrid, EVA, BEiT, relpos, CaiT, NaFlexViT."""
 
 from collections.abc import Callable
 from functools import partial
