@@ -60,8 +60,7 @@ def read_weights(path: str | Path) -> Weights:
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} contains more than tensors: reading it would execute code from the file, which "
-            "steadygaze "
-            "never does. If you trust it, save its state_dict, preferably as .safetensors."
+            "steadygaze never does. If you trust it, save its state_dict, preferably as .safetensors."
         ) from error
     except Exception as error:  # safetensors, zipfile and torch each raise their own kinds
         reason = f"{type(error).__name__}: {_first_line(error)}"
@@ -172,7 +171,7 @@ def _number_kind(value: Tensor) -> str:
 
 
 def _check_finite(model: nn.Module, weights: Weights, source: str) -> None:
-    """Raise `CheckpointError` for parameters that are not finite in the model's type; buffers may hold -inf."""
+    """Raise `CheckpointError` for parameters that are not finite in the model's type. Buffers may be."""
     for name, parameter in model.named_parameters(remove_duplicate=False):
         value = weights[name].to(parameter.dtype)
         if not torch.isfinite(value).all():

@@ -50,9 +50,8 @@ def check_new_model(name: str, num_classes: int | None, arguments: Mapping[str, 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**40
     if elements * BYTES > memory:
         raise InputError(
-            f"arguments: {name} with {dict(arguments)} has {elements:,} elements, "
-            f"{elements * BYTES / 2**30:,.0f} GB in float32; this machine has "
-            f"{memory / 2**30:,.0f} GB. Use a smaller model."
+            f"arguments: {name} with {dict(arguments)} has {elements:,} elements, {elements * BYTES / 2**30:,.0f} GB in "
+            f"float32; this machine has {memory / 2**30:,.0f} GB. Use a smaller model."
         )
 
 

@@ -66,8 +66,7 @@ def to_pil_image(image: Any) -> Image.Image:
         if not np.isfinite(array).all() or array.min() < -1e-3 or array.max() > 1 + 1e-3:
             raise InputError(
                 f"a float image must lie in [0, 1], got [{array.min():.2f}, {array.max():.2f}]. Give the "
-                f"image "
-                "before the model's normalization, or undo that (image * std + mean)."
+                "image before the model's normalization, or undo that (image * std + mean)."
             )
         return Image.fromarray((array.clip(0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0))
     raise InputError(

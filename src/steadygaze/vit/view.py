@@ -403,10 +403,8 @@ def verify(vit: ViT) -> None:
     if not error <= min(200 * torch.finfo(expected.dtype).eps ** 0.75, 0.1):
         raise UnsupportedModelError(
             f"{type(vit.model).__name__}: its own logits and those of the view embed -> {len(vit.blocks)} "
-            f"blocks "
-            f"-> head differ by {error:.1e} (relative). The model may do something between its blocks that "
-            f"the "
-            f"{vit.plan.kind} adapter does not know."
+            f"blocks -> head differ by {error:.1e} (relative). The model may do something between its blocks "
+            f"that the {vit.plan.kind} adapter does not know."
         )
 
 

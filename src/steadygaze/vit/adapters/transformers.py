@@ -138,7 +138,7 @@ def _no_head(body: Any) -> tuple[dict[str, Any], Callable[[Tensor, Layout], Tens
     width = _vision_config(body).hidden_size
     return {"readout": "class"}, Headless(
         f"{type(body).__name__} has no classifier. Use its ...ForImageClassification class, or a module of "
-        f"your own with a head, such as "
+        "your own with a head, such as "
         f"steadygaze.vit.adapters.transformers.Classifier(model, nn.Linear({width}, classes))."
     )
 
@@ -160,9 +160,8 @@ def _classifier(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Cal
         if len(heads) != 1:
             raise UnsupportedModelError(
                 f"{name} has a backbone of transformers and {len(heads)} other children, where one is "
-                f"expected, "
-                f"the head. Use its ...ForImageClassification class; for CLIP with text, "
-                f"CLIPVisionModelWithProjection and a callable target."
+                "expected, the head. Use its ...ForImageClassification class; for CLIP with text, "
+                "CLIPVisionModelWithProjection and a callable target."
             )
         (head,) = heads
         outputs = "features" if name.endswith("WithProjection") else "classes"
