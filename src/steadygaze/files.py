@@ -193,12 +193,12 @@ class FileLock:
 
 def _lock(file: int, kind: int) -> None:
     """Take a lock; a reader that tests it (`is_locked`) holds it for a moment only."""
-    for left in reversed(range(LOCK_TRIES)):
+    for tries_left in reversed(range(LOCK_TRIES)):
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if not left:
+            if not tries_left:
                 raise
             time.sleep(LOCK_WAIT)
 

@@ -30,10 +30,10 @@ def pooled(values: Any, details: Sequence[Any]) -> float:
 
     A pair whose second number is zero everywhere (no such pixel in the data) is left out.
     """
-    known = [d for d in details if d is not None]
-    if not known:
+    defined = [d for d in details if d is not None]
+    if not defined:
         return float("nan")
-    total = np.asarray(known, dtype=np.float64).sum(0).reshape(-1, 2)
+    total = np.asarray(defined, dtype=np.float64).sum(0).reshape(-1, 2)
     total = total[total[:, 1] > 0]
     return float(100 * (total[:, 0] / total[:, 1]).mean()) if len(total) else float("nan")
 

@@ -223,7 +223,9 @@ class Events:
         deletion = [(*point, curve.method) for curve in curves for point in curve.deletion]
         insertion = [(*point, curve.method) for curve in curves for point in curve.insertion]
         viewer, form = self.viewer, ".4g" if self.viewer.outputs == "values" else ".1f"
-        rows = [[one.method, *(f"{one.scores[name]:{form}}" for name in viewer.metrics)] for one in curves]
+        rows = [
+            [curve.method, *(f"{curve.scores[name]:{form}}" for name in viewer.metrics)] for curve in curves
+        ]
         frames = (pd.DataFrame(points, columns=CURVE_COLUMNS) for points in (deletion, insertion))
         return *frames, rows
 

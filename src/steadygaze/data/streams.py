@@ -239,8 +239,10 @@ def open_stream(
     return ImageStream(spec, reader, labels, labels_needed and labels is not None, limit)
 
 
-def list_images(given: Iterable[str | Path], limit: int | None = None) -> tuple[list[Path | Item], list[str]]:
-    """The files given, every image below the folders given, and the images of streams; labels are not read.
+def list_images(
+    sources: Iterable[str | Path], limit: int | None = None
+) -> tuple[list[Path | Item], list[str]]:
+    """The files, every image below the folders, and the images of the streams; labels are not read.
 
     The second list names what of the streams could not be read whole, with reasons.
 
@@ -249,7 +251,7 @@ def list_images(given: Iterable[str | Path], limit: int | None = None) -> tuple[
     """
     images: dict[Path | Item, None] = {}
     damaged: list[str] = []
-    for source in given:
+    for source in sources:
         if is_stream(source):
             stream = open_stream(StreamSpec.parse(str(source)), Unlabeled(), limit=limit)
             stream.first()  # wrong options are an error

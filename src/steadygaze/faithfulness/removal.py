@@ -108,15 +108,15 @@ def curves(
         k = int(ratio * p)
         settings += [(INSERTION, index, k), (DELETION, index, p - k)]
     forward_passes: list[Piece] = []
-    for kind, index, left in sorted(settings, key=lambda setting: (setting[2], setting[0], setting[1])):
-        if left == p:
+    for kind, index, remaining in sorted(settings, key=lambda setting: (setting[2], setting[0], setting[1])):
+        if remaining == p:
             found[:, kind, index] = _read(whole, whole.logits, target, image[:b]).repeat(1, m)
-        elif left == 0 and reads_nothing(whole.vit):
+        elif remaining == 0 and reads_nothing(whole.vit):
             found[:2, kind, index] = _chance(whole)
             found[2, kind, index] = float("nan")
         else:
-            keep = order[..., :left] if kind == INSERTION else order[..., p - left :]
-            group = Group(image, keep.reshape(m * b, left))
+            keep = order[..., :remaining] if kind == INSERTION else order[..., p - remaining :]
+            group = Group(image, keep.reshape(m * b, remaining))
             forward_passes += pieces(whole.vit, whole.tokens, group, (kind, index))
     for piece, logits in run_pieces(whole.vit, whole.tokens, forward_passes):
         images = piece.group.image

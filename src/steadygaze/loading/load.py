@@ -204,8 +204,8 @@ def load_model(
         loaded = replace(loaded, model=CustomForward(loaded.model, forward))
     if class_names is not None:
         _check_number_of_names(loaded)
-    given = None if task is None else task_of_outputs(outputs_of_task(task))
-    task = given or loaded.task or own_task(loaded.model)
+    stated_task = None if task is None else task_of_outputs(outputs_of_task(task))
+    task = stated_task or loaded.task or own_task(loaded.model)
     return loaded if task == loaded.task else replace(loaded, task=task)
 
 

@@ -50,8 +50,9 @@ def check_new_model(name: str, num_classes: int | None, arguments: Mapping[str, 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**40
     if elements * BYTES > memory:
         raise InputError(
-            f"arguments: {name} with {dict(arguments)} has {elements:,} elements, {elements * BYTES / 2**30:,.0f} GB in "
-            f"float32; this machine has {memory / 2**30:,.0f} GB. Use a smaller model."
+            f"arguments: {name} with {dict(arguments)} has {elements:,} elements, "
+            f"{elements * BYTES / 2**30:,.0f} GB in float32; this machine has {memory / 2**30:,.0f} GB. "
+            "Use a smaller model."
         )
 
 
@@ -80,11 +81,11 @@ ClassNames = str | Path | Sequence[str]
 ImageSize = int | Sequence[int]
 
 
-def read_class_names(given: ClassNames) -> tuple[str, ...]:
+def read_class_names(class_names: ClassNames) -> tuple[str, ...]:
     """Names in the order of the classes: a sequence, or a file: one name a line, or a JSON list or dict."""
-    if not isinstance(given, (str, Path)):
-        return tuple(str(name) for name in given)
-    path = Path(given)
+    if not isinstance(class_names, (str, Path)):
+        return tuple(str(name) for name in class_names)
+    path = Path(class_names)
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if path.suffix == ".json" else text.splitlines()
@@ -150,12 +151,14 @@ def overridden(
             kind = "numbers" if name == "mean" else "numbers above 0"
             raise InputError(f"{name}: expected three {kind}, got {list(values)}", option=name)
     size = None if image_size is None else image_size_pair(image_size)
-    given = {name: list(values) for name, values in (("mean", mean), ("std", std)) if values is not None}
+    normalization = {
+        name: list(values) for name, values in (("mean", mean), ("std", std)) if values is not None
+    }
     if preprocess is not None and size is not None and size != preprocess.size:
         preprocess = preprocess.override(size=size)
-    if preprocess is None or not given:
+    if preprocess is None or not normalization:
         return preprocess
-    return Preprocess({**preprocess.config, **given})
+    return Preprocess({**preprocess.config, **normalization})
 
 
 def stated_preprocess(

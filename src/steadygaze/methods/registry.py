@@ -454,9 +454,9 @@ def method(name: str, **options: Any) -> Method:
     )
 
 
-def _named(chosen: Method, stem: str, given: Options) -> Method:
+def _named(chosen: Method, stem: str, options: Options) -> Method:
     """The method under the name that the user wrote."""
-    return replace(chosen, name=join_name(stem, given), stem=stem, given=tuple(sorted(given.items())))
+    return replace(chosen, name=join_name(stem, options), stem=stem, given=tuple(sorted(options.items())))
 
 
 def _aggregated_alias(name: str, stem: str, aggregator: str, alias: Alias, options: dict[str, Any]) -> Method:

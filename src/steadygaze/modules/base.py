@@ -160,9 +160,9 @@ def checked_allocation(allocation: Any) -> Allocation:
         return allocation
     numbers = tuple(allocation) if isinstance(allocation, Sequence) else None
     if not numbers or not all(isinstance(i, int) and not isinstance(i, bool) for i in numbers):
-        known = ", ".join(ALLOCATIONS)
+        names = ", ".join(ALLOCATIONS)
         raise InputError(
-            f"allocation: expected one of {known}, or block indices such as (0, 1, 2), got {allocation!r}"
+            f"allocation: expected one of {names}, or block indices such as (0, 1, 2), got {allocation!r}"
         )
     return numbers
 

@@ -64,9 +64,9 @@ class Region:
     point: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("mask", "box", "point") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise InputError(f"Region: give one of mask, box and point, got {' and '.join(given) or 'none'}")
+        stated = [name for name in ("mask", "box", "point") if getattr(self, name) is not None]
+        if len(stated) != 1:
+            raise InputError(f"Region: give one of mask, box and point, got {' and '.join(stated) or 'none'}")
         check_label("Region", self.label)
 
     def pixels(self, size: Size) -> Bool[Tensor, "h w"]:
@@ -115,21 +115,21 @@ def _point_mask(point: Any, size: Size) -> Bool[Tensor, "h w"]:
     return mask
 
 
-def _numbers(kind: str, name: str, given: Any, form: str, count: int) -> list[float]:
+def _numbers(kind: str, name: str, values: Any, form: str, count: int) -> list[float]:
     try:
-        numbers = [float(number) for number in given]
+        numbers = [float(number) for number in values]
     except (TypeError, ValueError):
         numbers = []
     if len(numbers) != count:
-        raise InputError(f"{kind}: {name}: expected {count} numbers, {form}, got {given!r:.80}")
+        raise InputError(f"{kind}: {name}: expected {count} numbers, {form}, got {values!r:.80}")
     return numbers
 
 
-def _checked_mask(given: Any, size: Size) -> Bool[Tensor, "h w"]:
+def _checked_mask(region: Any, size: Size) -> Bool[Tensor, "h w"]:
     try:
-        mask = torch.as_tensor(given).detach().cpu()
+        mask = torch.as_tensor(region).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"Region: mask: expected an array of shape {size}, got {given!r:.80}") from None
+        raise InputError(f"Region: mask: expected an array of shape {size}, got {region!r:.80}") from None
     if tuple(mask.shape) != tuple(size):
         raise InputError(
             f"Region: mask: expected shape {tuple(size)}, the image as the model sees it, got "

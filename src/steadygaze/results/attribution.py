@@ -194,12 +194,12 @@ class Attribution:
     ) -> Float[np.ndarray, "h w"]:
         """Values for drawing, in [-1, 1]: scaled by a percentile over patches, then resized."""
         place = self._place(index)
-        one = self.scores[place].detach().to("cpu", torch.float64)
-        if one.min() > 0:  # no zero to keep, as in attention rollout: what stands out is shown
-            one = one - one.min()
-        one = one if signed else one.clamp(min=0)
-        one = (one / (robust_scale(one.numpy(), percentile) or 1.0)).clamp(-1, 1)
-        return resized(one, size, mode).clamp(-1, 1).numpy()
+        scores = self.scores[place].detach().to("cpu", torch.float64)
+        if scores.min() > 0:  # no zero to keep, as in attention rollout: what stands out is shown
+            scores = scores - scores.min()
+        scores = scores if signed else scores.clamp(min=0)
+        scores = (scores / (robust_scale(scores.numpy(), percentile) or 1.0)).clamp(-1, 1)
+        return resized(scores, size, mode).clamp(-1, 1).numpy()
 
     def _place(self, index: Index | SupportsIndex) -> tuple[int, ...]:
         lead = self.scores.shape[:-2]
@@ -387,7 +387,10 @@ def store_maps(folder: str | Path, names: Sequence[str], attributions: Mapping[s
     several = first.scores.shape[1] if first.scores.ndim == 4 else 1
     return MapWriter(folder).write(
         [name for name in names for _ in range(several)],
-        {MapName(one.method, one.score): one.scores.flatten(0, -3) for one in attributions.values()},
+        {
+            MapName(attribution.method, attribution.score): attribution.scores.flatten(0, -3)
+            for attribution in attributions.values()
+        },
         None if first.target is None else first.target.flatten().tolist(),
     )
 

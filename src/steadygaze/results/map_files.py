@@ -288,11 +288,11 @@ class MapFolder:
             if len(self._open) >= MAX_OPEN:
                 del self._open[next(iter(self._open))]
             self._open[file.path] = _open(file.path)
-        tensors, one = self._open[file.path], slice(position, position + 1)
-        scale = tensors.get_slice(f"{name}{SCALE}")[one] if name in file.scaled else None
+        tensors, row = self._open[file.path], slice(position, position + 1)
+        scale = tensors.get_slice(f"{name}{SCALE}")[row] if name in file.scaled else None
         if scale is not None and not torch.isfinite(scale).all():
             raise InputError(f"{file.path}: {name}{SCALE} is not finite for image {file.images[position]!r}")
-        return restored(tensors.get_slice(str(name))[one], scale)[0]
+        return restored(tensors.get_slice(str(name))[row], scale)[0]
 
 
 def missing_message(name: MapName, missing: list[str], total: int, unknown: set[str]) -> str:
@@ -313,8 +313,8 @@ def missing_message(name: MapName, missing: list[str], total: int, unknown: set[
 class MapArrays:
     """Arrays in memory. An array (N, rows, columns) is for the images "0", "1", ... in order."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._maps = {MapName.parse(name): _by_image(name, maps) for name, maps in given.items()}
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        self._maps = {MapName.parse(name): _by_image(name, maps) for name, maps in arrays.items()}
 
     @property
     def names(self) -> tuple[MapName, ...]:
@@ -488,14 +488,14 @@ def on_grid(
     )
 
 
-def open_maps(given: Given) -> MapSource:
+def open_maps(maps: Given) -> MapSource:
     """The maps of a folder, or of arrays by method."""
-    if isinstance(given, (str, Path)):
-        return MapFolder(given)
-    if not isinstance(given, Mapping) or not given:
+    if isinstance(maps, (str, Path)):
+        return MapFolder(maps)
+    if not isinstance(maps, Mapping) or not maps:
         raise InputError(
             "maps: expected a folder, or a dict from the name of a method to its maps: (N, rows, columns), "
-            f"or a dict by image key; got {str(given)[:80]}",
+            f"or a dict by image key; got {str(maps)[:80]}",
             option="maps",
         )
-    return MapArrays(given)
+    return MapArrays(maps)

@@ -161,11 +161,11 @@ def overfocus(a: Map, top: int = TOP) -> Float[Tensor, "b heads"]:
 
 
 def gini(a: Map) -> Float[Tensor, "b heads"]:
-    """Gini coefficient of what tokens are given: 0 even, 1 − 1/N all on one."""
-    given = _wide(a).mean(-2).sort(-1).values
-    n = given.shape[-1]
-    rank = torch.arange(1, n + 1, dtype=given.dtype, device=given.device)
-    return (given * (2 * rank - n - 1)).sum(-1) / (n * given.sum(-1))
+    """Gini coefficient of the attention that tokens receive: 0 even, 1 − 1/N all on one."""
+    received = _wide(a).mean(-2).sort(-1).values
+    n = received.shape[-1]
+    rank = torch.arange(1, n + 1, dtype=received.dtype, device=received.device)
+    return (received * (2 * rank - n - 1)).sum(-1) / (n * received.sum(-1))
 
 
 def peak(a: Map) -> Float[Tensor, "b heads"]:

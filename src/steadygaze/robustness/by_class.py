@@ -96,9 +96,19 @@ def class_changes(labels: Any, before: Any, after: Any) -> list[ClassChange]:
         both, gained, lost = int((a & b).sum()), int((~a & b).sum()), int((a & ~b).sum())
         neither = len(a) - both - gained - lost
         low, high = newcombe(both, gained, lost, neither)
-        one, two = wilson(both + lost, len(a)), wilson(both + gained, len(a))
+        accuracy_before, accuracy_after = wilson(both + lost, len(a)), wilson(both + gained, len(a))
         changes.append(
-            ClassChange(int(label), len(a), one, two, gained, lost, (gained - lost) / len(a), low, high)
+            ClassChange(
+                int(label),
+                len(a),
+                accuracy_before,
+                accuracy_after,
+                gained,
+                lost,
+                (gained - lost) / len(a),
+                low,
+                high,
+            )
         )
     return sorted(changes, key=lambda c: (c.difference, c.label))
 

@@ -175,12 +175,16 @@ def _drop(
         dropped = order(patches)
         answers = [_answer(vit, tokens, whole, dropped, grid, int(share * patches)) for share in shares]
     nothing = whole.new_full(whole.shape, 1 / classes)
-    given = [
+    probabilities = [
         nothing if a is None else a.softmax(-1, dtype=torch.promote_types(a.dtype, torch.float32))
         for a in answers
     ]
-    probability = torch.stack([p.gather(1, labels[:, None])[:, 0].to(given[0].dtype) for p in given], 1)
-    right = [p[:, 0] if a is None else (a.argmax(1) == labels) for a, p in zip(answers, given, strict=True)]
+    probability = torch.stack(
+        [p.gather(1, labels[:, None])[:, 0].to(probabilities[0].dtype) for p in probabilities], 1
+    )
+    right = [
+        p[:, 0] if a is None else (a.argmax(1) == labels) for a, p in zip(answers, probabilities, strict=True)
+    ]
     means = "removal" if vit.plan.removable else "attention masking"
     return Curve(shares, torch.stack([r.to(probability.dtype) for r in right], 1), probability, means)
 

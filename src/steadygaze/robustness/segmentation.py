@@ -88,7 +88,7 @@ def label_map(model: nn.Module, images: Float[Tensor, "b 3 h w"]) -> Int[Tensor,
     with torch.no_grad(), evaluation_mode(model):
         scores = scores_of(model(images))
     return torch.cat(
-        [_largest(one, (images.shape[-2], images.shape[-1])) for one in scores.split(1)]
+        [_largest(image_scores, (images.shape[-2], images.shape[-1])) for image_scores in scores.split(1)]
     )  # all at once would fill the memory
 
 

@@ -180,11 +180,11 @@ def sequence(
         case "brightness":
             return np.stack([brightness(middle, round(k * values[0], 6)) for k in centered])
         case "translate":
-            change = [partial(_affine, pil_image, shift=k - values[0], smooth=False) for k in range(frames)]
+            changes = [partial(_affine, pil_image, shift=k - values[0], smooth=False) for k in range(frames)]
         case "rotate":
-            change = [partial(_affine, pil_image, angle=k * values[0]) for k in centered]
+            changes = [partial(_affine, pil_image, angle=k * values[0]) for k in centered]
         case "tilt":
-            change = [partial(_tilted, pil_image, k * values[0]) for k in centered]
+            changes = [partial(_tilted, pil_image, k * values[0]) for k in centered]
         case _:
-            change = [partial(_affine, pil_image, scale=values[0] + k * values[1]) for k in range(frames)]
-    return np.stack([_crop(one(), size) for one in change])
+            changes = [partial(_affine, pil_image, scale=values[0] + k * values[1]) for k in range(frames)]
+    return np.stack([_crop(change(), size) for change in changes])

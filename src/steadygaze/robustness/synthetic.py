@@ -118,8 +118,8 @@ def vary(
         >>> image, mask = np.full((8, 8, 3), 200, np.uint8), np.zeros((8, 8), np.uint8)
         >>> mask[2:6, 2:6] = 255
         >>> background = np.zeros((32, 32, 3), np.uint8)
-        >>> made = vary(image, mask, [background], "size", seed=0, values=[0.1, 0.5], side=32)
-        >>> [one.pixels.shape for one in made]
+        >>> composed = vary(image, mask, [background], "size", seed=0, values=[0.1, 0.5], side=32)
+        >>> [item.pixels.shape for item in composed]
         [(32, 32, 3), (32, 32, 3)]
     """
     if factor not in FACTORS:

@@ -266,8 +266,8 @@ def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
             shares = _run(trace, layer, remember(sources, trace.run.layout))
         if not torch.allclose(shares.sum(0), logits[0], rtol=1e-2, atol=1e-2 * float(logits.abs().max())):
             raise MethodUnavailableError(
-                f"bias={rule!r}: the shares of the tokens do not sum to the logits of this "
-                f"{vit.plan.kind}, which adds something else (such as a class token behind the blocks). Use bias='none'."
+                f"bias={rule!r}: the shares of the tokens do not sum to the logits of this {vit.plan.kind}, "
+                "which adds something else (such as a class token behind the blocks). Use bias='none'."
             )
         scores.append(shares[:n] @ weight)
     return torch.stack(scores)

@@ -120,15 +120,15 @@ class Settings(explainers.Settings):
     @model_validator(mode="before")
     @classmethod
     def _with_presets(cls, values: dict[str, Any]) -> dict[str, Any]:
-        given = dict(values)
+        settings = dict(values)
         chosen: dict[str, Any] = {}
-        for name in filter(None, map(str.strip, str(given.pop("preset", "")).split(","))):
+        for name in filter(None, map(str.strip, str(settings.pop("preset", "")).split(","))):
             if name not in PRESETS:
                 raise UnknownNameError("preset", name, PRESETS)
             chosen |= PRESETS[name]
-        if given.get("target") is not None:
+        if settings.get("target") is not None:
             chosen["kl"] = "class"
-        return chosen | given
+        return chosen | settings
 
     @model_validator(mode="after")
     def _target_needs_class(self) -> Self:

@@ -520,7 +520,7 @@ def cache_features(
         collate_fn=list,
     )
     inputs: list[Tensor] = []
-    hook = head.register_forward_pre_hook(lambda module, given: inputs.append(given[0].detach()))
+    hook = head.register_forward_pre_hook(lambda module, args: inputs.append(args[0].detach()))
     features = torch.zeros(len(images), head.in_features)
     readable = torch.zeros(len(images), dtype=torch.bool)
     done, was_training = 0, model.training
@@ -528,11 +528,11 @@ def cache_features(
     try:
         with torch.no_grad(), accelerator.autocast():
             for batch, samples in zip(batches, loader, strict=True):
-                known = [(index, sample[0]) for index, sample in zip(batch, samples, strict=True) if sample]
-                if known:
-                    rows = torch.tensor([index for index, _ in known])
+                decoded = [(index, sample[0]) for index, sample in zip(batch, samples, strict=True) if sample]
+                if decoded:
+                    rows = torch.tensor([index for index, _ in decoded])
                     inputs.clear()
-                    model(torch.stack([pixels for _, pixels in known]).to(accelerator.device))
+                    model(torch.stack([pixels for _, pixels in decoded]).to(accelerator.device))
                     features[rows], readable[rows] = inputs[-1].float().cpu(), True
                 done += len(batch)
                 on_progress(Progress(task, done, len(own), "images"))

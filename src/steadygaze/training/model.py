@@ -158,19 +158,19 @@ def insert_modules(
     kinds = {"tap": modules.TokenPool, "cb": modules.ContextBroadcast}
     options = tables.model_dump()
     new = {}
-    for name, given in options.items():
-        if given is None:
+    for name, table in options.items():
+        if table is None:
             continue
         present = [m for m in modules.inserted(model).values() if isinstance(m, kinds[name])]
-        if "start" in given:
-            start, reason = given["start"], "set by the recipe"
+        if "start" in table:
+            start, reason = table["start"], "set by the recipe"
         elif present:
             start, reason = present[0].spec.get("start", "paper"), "of the initial weights"
-        elif given.get("init"):  # Λ of CB_S is not 0: the outputs change, whatever the weights
+        elif table.get("init"):  # Λ of CB_S is not 0: the outputs change, whatever the weights
             start, reason = "paper", "modules.cb.init is set"
         else:
             start, reason = default_start, reason_for_default
-        options[name] = {**given, "start": start}
+        options[name] = {**table, "start": start}
         spec = module_spec(name, options[name])
         if not present:
             new[name] = spec

@@ -119,8 +119,8 @@ def explain_validation_error(
     if kind == "missing":
         return InputError(f"{key}: missing from the recipe")
     if kind == "literal_error":  # context: "'a', 'b' or 'c'"
-        known = context["expected"].replace(" or ", ", ").split(", ")
-        return UnknownNameError(key, str(value), [name.strip("' ") for name in known])
+        choices = context["expected"].replace(" or ", ", ").split(", ")
+        return UnknownNameError(key, str(value), [name.strip("' ") for name in choices])
     expected = EXPECTED.get(kind) or next((BOUNDS[b] for b in context.items() if b in BOUNDS), "")
     if not expected and "le" in context:
         expected = f"a number of at most {context['le']:,}"
@@ -617,10 +617,10 @@ def parse_value(text: str) -> Any:
 
 def module_spec(name: str, options: Mapping[str, Any]) -> Any:
     """TAP or CB with the options of a recipe."""
-    known = [f.name for f in fields(MODULES[name])]
+    option_names = [f.name for f in fields(MODULES[name])]
     for key in options:
-        if key not in known:
-            raise UnknownNameError(f"option of modules.{name}", key, known)
+        if key not in option_names:
+            raise UnknownNameError(f"option of modules.{name}", key, option_names)
     try:
         return MODULES[name](
             **{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}

@@ -149,13 +149,13 @@ def read_sweep(
     check_plain(content)
     check_plain(dict(values or {}))
     grid, fixed = dict(content.get("grid", {})), dict(content.get("set", {}))
-    for key, given in (values or {}).items():
+    for key, listed in (values or {}).items():
         grid.pop(key, None)
         fixed.pop(key, None)
-        if len(given) == 1:
-            fixed[key] = given[0]
+        if len(listed) == 1:
+            fixed[key] = listed[0]
         else:
-            grid[key] = list(given)
+            grid[key] = list(listed)
     content |= {"grid": grid, "set": fixed}
     if seeds is not None:
         content["seeds"] = seeds
@@ -178,10 +178,10 @@ def parse_grid(settings: Sequence[str]) -> dict[str, list[Any]]:
     """
     values: dict[str, list[Any]] = {}
     for text in settings:
-        key, separator, given = text.partition("=")
+        key, separator, listed = text.partition("=")
         if not separator or not key.strip():
             raise InputError(f"--set: expected KEY=VALUE or KEY=VALUE,VALUE,..., got {text!r}")
-        pieces = _split(given)
+        pieces = _split(listed)
         if len(pieces) > 1 and not all(pieces):
             raise InputError(f"--set: expected a value on each side of a comma, got {text!r}")
         values[key.strip()] = [parse_value(piece) for piece in pieces]

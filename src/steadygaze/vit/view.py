@@ -348,9 +348,9 @@ def _feature_map(
 
 def layout_of(x: Tensor, plan: Plan) -> Layout:
     """The layout that `x` remembers; a plain tensor with every token lies on the model's own grid."""
-    known = getattr(x, "layout_", None)
-    if known is not None:
-        return known
+    layout = getattr(x, "layout_", None)
+    if layout is not None:
+        return layout
     (height, width), (channels, *size) = plan.grid, plan.input_size
     if plan.global_attention and x.shape[1] != plan.prefix + height * width:
         raise InputError(

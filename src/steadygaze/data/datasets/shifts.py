@@ -325,11 +325,11 @@ def objectnet(root: str | Path, *, border: bool = True, labels: str = "any", par
     ids = {f: tuple(index[n] for n in names[label]) for f, label in label_of.items() if label in names}
     restriction = tuple(sorted({c for right in ids.values() for c in right}))
     here = {f: right if labels == "any" else right[:1] for f, right in ids.items() if (images / f).is_dir()}
-    made = read_class_folders(what, images, here, None, partial=partial, others=True)
+    folders = read_class_folders(what, images, here, None, partial=partial, others=True)
     outside = tuple(sorted(f for f in subfolders(images) if f not in ids))
     left_out = {"no class of ImageNet": outside} if outside else {}
     notes = (note,) if note else ()
-    return Shift(what, made.items, restriction, BORDER if border else 0, left_out=left_out, notes=notes)
+    return Shift(what, folders.items, restriction, BORDER if border else 0, left_out=left_out, notes=notes)
 
 
 def _objectnet_index(what: str, maps: Path) -> dict[str, int]:
@@ -353,16 +353,16 @@ def si_score(root: str | Path, *, partial: bool = False) -> Shift:
     root = require_folder(
         root, what, "a folder with <class>/<id>.jpg, such as area/, rotation/ or location20_area02_min0pc/"
     )
-    known: dict[str, int] = {}
+    class_of: dict[str, int] = {}
     if (root / "foreground_classes.csv").is_file():
-        known = {
+        class_of = {
             row["label"]: int(row["int"])
             for row in read_table(what, root / "foreground_classes.csv", ("int", "label"))
         }
     classes, there, strange = ClassLookup(imagenet_names(), 1000), subfolders(root), []
-    for name in (n for n in there if n not in known):
+    for name in (n for n in there if n not in class_of):
         try:
-            known[name] = classes.index(SI_SCORE.get(name, name.split(" (")[0]))
+            class_of[name] = classes.index(SI_SCORE.get(name, name.split(" (")[0]))
         except SteadygazeError:
             strange.append(name)
     if strange or not there:
@@ -378,7 +378,7 @@ def si_score(root: str | Path, *, partial: bool = False) -> Shift:
     return read_class_folders(
         what,
         root,
-        {n: (known[n],) for n in there},
+        {n: (class_of[n],) for n in there},
         expected,
         partial=partial,
         group=lambda p: groups.get(p.stem, ""),

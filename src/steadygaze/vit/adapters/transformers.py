@@ -227,11 +227,11 @@ def _extras(body: Any, layer: nn.Module, patch: tuple[int, int]) -> Callable[[La
         shared = first(body, "shared_position_bias", "encoder.relative_position_bias")
 
         def relative(layout: Layout) -> Mapping[str, Any]:
-            given = {
+            arguments = {
                 bias: None if shared is None else shared(layout.grid),
                 "resolution": (layout.grid[0] * patch[0], layout.grid[1] * patch[1]),
             }
-            return {name: value for name, value in given.items() if name in taken}
+            return {name: value for name, value in arguments.items() if name in taken}
 
         return relative
     needed = {"attention_mask": None} if "attention_mask" in taken else {}
