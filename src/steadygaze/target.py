@@ -96,6 +96,16 @@ def check_class_names(names: Sequence[str], module: Any) -> None:
         )
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """x in its own precision or float32, whichever is higher, so that half precision is not rounded twice.
+
+    Examples:
+        >>> at_least_float32(torch.zeros(1, dtype=torch.float16)).dtype
+        torch.float32
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def predictions(outputs: Outputs, logits: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c"]:
     """Probabilities of classes or of labels; values as they are.
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
 from steadygaze.errors import InputError
-from steadygaze.target import PRESENT, predictions
+from steadygaze.target import PRESENT, at_least_float32, predictions
 from steadygaze.vit.clean_forward import CleanForward
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.removal import chunk_of
@@ -114,11 +114,6 @@ class CachedForward(CleanForward):
     def chunk(self) -> int:
         """Maximum number of tokens in one forward pass."""
         return chunk_of(self.images)
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """x in its own precision or float32, whichever is higher, so that half precision is not rounded twice."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from steadygaze.errors import InputError
-from steadygaze.faithfulness.inputs import RATIOS, CachedForward, MetricInput, at_least_float32
+from steadygaze.faithfulness.inputs import RATIOS, CachedForward, MetricInput
 from steadygaze.faithfulness.metric import Curve, Metric, Values, add_metrics
+from steadygaze.target import at_least_float32
 from steadygaze.vit.removal import Group, Piece, pieces, reads_nothing, run_pieces
 
 NAMES = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
@@ -172,7 +173,6 @@ def checked_ratios(ratios: Sequence[float]) -> tuple[float, ...]:
 
 
 # -- registration
-# ------------------------------------------------------------------------------------------------------
 
 
 def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:

@@ -151,7 +151,6 @@ def _maps(explain: Explain, model: nn.Module, images: Tensor, target: Tensor, li
 
 
 # -- registration
-# ------------------------------------------------------------------------------------------------------
 
 
 def _randomization(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:

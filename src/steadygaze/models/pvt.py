@@ -140,9 +140,6 @@ class PVT(Classifier):
                 x = to_map(tokens, grid)
         return self.norm(tokens)
 
-    def forward_head(self, x: Float[Tensor, "b n d"], pre_logits: bool = False) -> Tensor:
-        return x[:, 0] if pre_logits else self.head(x[:, 0])
-
 
 default_cfgs = generate_default_cfgs(
     {f"{name}.untrained": cfg("stages.0.proj") for name in ("pvt_tiny", "pvt_small")}

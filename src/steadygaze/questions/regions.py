@@ -33,6 +33,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
+from steadygaze.target import at_least_float32
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.adapters.transformers import layer_parts
 from steadygaze.vit.registry import register_adapter
@@ -179,7 +180,7 @@ def scores_of(output: Any) -> Float[Tensor, "b c h w"]:
             "expected a segmenter: class scores (B, C, h, w), an output with .logits or a dict with 'out'; "
             f"got {got}"
         )
-    return scores.to(torch.promote_types(scores.dtype, torch.float32))
+    return at_least_float32(scores)
 
 
 class RegionClassifier(nn.Module):

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from steadygaze.data.images import first_line
 from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.target import Outputs, check_class_names
 from steadygaze.vit.adapt import adapt, unwrapped
@@ -70,7 +71,7 @@ def _load(name: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         reason = "it has no vocabulary" if is_empty(tokenizer) else ""
     except Exception as error:  # whatever transformers and the hub raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
     if reason:
         raise InputError(
             f"no tokenizer was found in {name} ({reason[:120]}). Give tokenizer=, or save the tokenizer of "
@@ -100,7 +101,7 @@ def find_processor(model: Any, processor: Any = None, name: str = "") -> Any:
                 return processor
             reason = f"{origin} has no processor of both images and text"
         except Exception as error:  # whatever transformers and the hub raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+            reason = first_line(error)[:120]
     raise InputError(
         f"prompt: it needs the processor of {type(model).__name__}, and none was found ({reason}). Give "
         "processor=, or save the processor into the model's folder",

@@ -24,7 +24,7 @@ from steadygaze.notebook import figure, to_png
 from steadygaze.results.drawing import Row, enlarged, paint, robust_scale, tile, to_pil_image
 from steadygaze.results.manifest import image_entry, write_manifest
 from steadygaze.results.map_files import MapName, MapWriter
-from steadygaze.target import NOUNS, Outputs, describe, predictions, task_of_outputs
+from steadygaze.target import NOUNS, Outputs, at_least_float32, describe, predictions, task_of_outputs
 
 Index = int | tuple[int, int]
 BARE_PIXELS = 224  # longer side of a map that is drawn without its image
@@ -351,7 +351,7 @@ def resized(
     """Resized maps, in their own dtype; computed in at least float32."""
     if mode not in ("bilinear", "bicubic", "nearest"):
         raise InputError(f"expected mode 'bilinear', 'bicubic' or 'nearest', got {mode!r}")
-    flat = scores.reshape(-1, 1, *scores.shape[-2:]).to(torch.promote_types(scores.dtype, torch.float32))
+    flat = at_least_float32(scores.reshape(-1, 1, *scores.shape[-2:]))
     # "nearest-exact" is the one that does not shift patches when sizes do not divide
     how: dict[str, Any] = (
         {"mode": "nearest-exact"} if mode == "nearest" else {"mode": mode, "align_corners": False}

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from steadygaze.errors import InputError, RowsNotWrittenError
 from steadygaze.files import write_atomic
-from steadygaze.target import SCORES_OF
+from steadygaze.target import SCORES_OF, at_least_float32
 
 GIVEN = "given"  # the score of a map that states none
 SCALE = "#scale"  # ends the name of the factors of a tensor
@@ -65,7 +65,7 @@ def rounded(maps: Float[Tensor, "n h w"]) -> tuple[Float[Tensor, "n h w"], Float
     Nothing overflows. Two scores become equal if they differ by less than about 1/2048 of their size; scores
     below 3e-8 of the largest one become zero.
     """
-    wide = maps.detach().to("cpu", torch.promote_types(maps.dtype, torch.float32))
+    wide = at_least_float32(maps.detach().cpu())
     largest = wide.abs().amax(dim=(1, 2))
     divisor = torch.where(largest > 0, largest, torch.ones_like(largest))
     return (wide / divisor[:, None, None]).half(), largest
@@ -348,7 +348,7 @@ class MapArrays:
         if not self.has(name, image):
             raise InputError(missing_message(name, [image], 1, set()))
         scores = self._maps[name][image]
-        return scores.to(torch.promote_types(scores.dtype, torch.float32)), False, "maps"
+        return at_least_float32(scores), False, "maps"
 
 
 def _by_image(name: str, maps: Any) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from steadygaze.errors import InputError
+from steadygaze.target import at_least_float32
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.outputs import logits_of
 from steadygaze.vit.view import ViT
@@ -194,6 +195,6 @@ def _slope(model: nn.Module | ViT, x: Images, labels: Tensor, m: Tensor, s: Tens
         if int(labels.min()) < 0 or int(labels.max()) >= logits.shape[1]:
             lowest, highest = int(labels.min()), int(labels.max())
             raise InputError(f"labels: expected classes 0..{logits.shape[1] - 1}, got {lowest}..{highest}")
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        (slope,) = torch.autograd.grad(F.cross_entropy(wide, labels, reduction="sum"), x)
+        loss = F.cross_entropy(at_least_float32(logits), labels, reduction="sum")
+        (slope,) = torch.autograd.grad(loss, x)
     return slope

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from steadygaze.errors import InputError
 from steadygaze.robustness.attacks import checked_labels
+from steadygaze.target import at_least_float32
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.masking import masked_logits
@@ -175,10 +176,7 @@ def _drop(
         dropped = order(patches)
         answers = [_answer(vit, tokens, whole, dropped, grid, int(share * patches)) for share in shares]
     nothing = whole.new_full(whole.shape, 1 / classes)
-    probabilities = [
-        nothing if a is None else a.softmax(-1, dtype=torch.promote_types(a.dtype, torch.float32))
-        for a in answers
-    ]
+    probabilities = [nothing if a is None else at_least_float32(a).softmax(-1) for a in answers]
     probability = torch.stack(
         [p.gather(1, labels[:, None])[:, 0].to(probabilities[0].dtype) for p in probabilities], 1
     )

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from steadygaze.data.images import first_line
 from steadygaze.errors import CheckpointError, InputError, SteadygazeError
 from steadygaze.files import write_atomic
 from steadygaze.modules.base import Start
@@ -84,13 +85,9 @@ def write_file(path: Path, content: bytes | str | Callable[[BinaryIO], object]) 
     except (OSError, RuntimeError, ValueError) as error:  # torch reports a full disk in its own ways
         kept = f"; the previous one is untouched: {path}" if path.exists() else ""
         raise TrainingStoppedError(
-            f"{path.name} could not be written to {path.parent} ({_first_line(error)}){kept}. "
+            f"{path.name} could not be written to {path.parent} ({first_line(error)}){kept}. "
             "Free some space, then resume."
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
@@ -102,7 +99,7 @@ def load_state(path: Path) -> dict[str, Any]:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for files that are not checkpoints
-        reason = _first_line(error)
+        reason = first_line(error)
         if isinstance(error, pickle.UnpicklingError):  # torch's own message advises to run the file's code
             reason = "not a file of torch.save, or it holds more than tensors and numbers"
         raise CheckpointError(

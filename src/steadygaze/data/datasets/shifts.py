@@ -37,6 +37,7 @@ from PIL import Image
 from steadygaze.data.datasets.imagenet import (
     COMMON,
     CORRUPTIONS,
+    IMAGENET_CLASSES,
     PERTURBATIONS,
     SEVERITIES,
     imagenet_names,
@@ -112,7 +113,7 @@ def read_synset_folders(
     labeled = read_class_folders(
         what, root, {s: (index[s],) for s in synsets}, expected, partial=partial, group=group
     )
-    classes = tuple(sorted(index[s] for s in synsets)) if len(synsets) < 1000 else None
+    classes = tuple(sorted(index[s] for s in synsets)) if len(synsets) < IMAGENET_CLASSES else None
     return Shift(what, labeled.items, classes, notes=labeled.notes)
 
 
@@ -253,7 +254,9 @@ def imagenet_v2(root: str | Path, *, partial: bool = False) -> Shift:
     """Read ImageNet-V2, one of its three samplings; folders are the class indices."""
     what = "imagenet-v2"
     root = require_folder(root, what, "a folder with the class indices 0/ .. 999/ as folders")
-    return read_class_folders(what, root, {str(i): (i,) for i in range(1000)}, 10_000, partial=partial)
+    return read_class_folders(
+        what, root, {str(i): (i,) for i in range(IMAGENET_CLASSES)}, 10_000, partial=partial
+    )
 
 
 def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: bool = False) -> Shift:
@@ -279,7 +282,7 @@ def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: 
     items, without = [], []
     for number, path in sorted(found.items()):
         right = tuple(labels[number - 1])
-        if any(not isinstance(c, int) or not 0 <= c < 1000 for c in right):
+        if any(not isinstance(c, int) or not 0 <= c < IMAGENET_CLASSES for c in right):
             raise InputError(
                 f"{what}: {file} gives image {number} the classes {list(right)}, expected 0..999"
             )
@@ -359,7 +362,7 @@ def si_score(root: str | Path, *, partial: bool = False) -> Shift:
             row["label"]: int(row["int"])
             for row in read_table(what, root / "foreground_classes.csv", ("int", "label"))
         }
-    classes, there, strange = ClassLookup(imagenet_names(), 1000), subfolders(root), []
+    classes, there, strange = ClassLookup(imagenet_names(), IMAGENET_CLASSES), subfolders(root), []
     for name in (n for n in there if n not in class_of):
         try:
             class_of[name] = classes.index(SI_SCORE.get(name, name.split(" (")[0]))
