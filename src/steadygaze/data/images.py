@@ -25,11 +25,12 @@ import io
 import os
 import stat
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -58,17 +59,22 @@ TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 
 
-class EncodedImage(Protocol):
-    """An image file inside another file: a member of an archive, or a cell of a table."""
+@dataclass(frozen=True)
+class EncodedImage(ABC):
+    """An image file inside another file: a member of an archive, or a cell of a table.
 
-    @property
-    def name(self) -> str:
-        """Where it is, for errors."""
-        ...
+    Attributes:
+        name: Where it is, for errors.
+    """
 
+    name: str
+
+    @abstractmethod
     def read(self) -> bytes:
-        """The bytes of the file; may raise `ImageError`."""
-        ...
+        """Return the bytes of the image file; may raise `ImageError`."""
+
+    def __str__(self) -> str:
+        return self.name
 
 
 Source = str | Path | bytes | EncodedImage

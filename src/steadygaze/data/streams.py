@@ -51,22 +51,20 @@ class LabelLookup:
         else:
             same = len(names) == classes.count and classes.names in (None, names)
         self.names = None if same else names or own_names
-        self._known: dict[str, int] = {}
+        self._classes: dict[str, int] = {}  # by label
 
     def index(self, label: str) -> int:
         """The class; `InputError` if there is none."""
-        if label not in self._known:
-            self._known[label] = self.classes.index(self._name(label))
-        return self._known[label]
-
-    def _name(self, label: str) -> str:
-        if self.names is None or not label.isdecimal():
-            return label
-        if int(label) >= len(self.names):
-            raise InputError(
-                f"label {label} is out of range: label_names has {len(self.names)} names, from 0"
-            )
-        return self.names[int(label)]
+        if label not in self._classes:
+            name = label
+            if self.names is not None and label.isdecimal():
+                if int(label) >= len(self.names):
+                    raise InputError(
+                        f"label {label} is out of range: label_names has {len(self.names)} names, from 0"
+                    )
+                name = self.names[int(label)]
+            self._classes[label] = self.classes.index(name)
+        return self._classes[label]
 
 
 @dataclass

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -273,11 +274,11 @@ def _from_module(
     """
     if checkpoint is not None:
         fit(module, read_weights(checkpoint), str(checkpoint))
-    name, source, preprocess, class_names = _identify(module)
     if isinstance(given, LoadedModel):
         loaded = given
     else:
-        preprocess = given or preprocess or stated()
+        name, source, own_preprocess, class_names = _identify(module)
+        preprocess = given or own_preprocess or stated()
         if preprocess is None:
             raise InputError(
                 f"the preprocessing of {type(module).__name__} is not known: it has neither a pretrained_cfg "
@@ -300,10 +301,8 @@ def _identify(module: nn.Module) -> tuple[str, str, Preprocess | None, tuple[str
         path = str(getattr(config, "_name_or_path", "") or "")
         preprocess = None
         if path:
-            try:
+            with suppress(OSError, ValueError):  # no image processor there
                 preprocess = read_preprocess(path)
-            except (OSError, ValueError):
-                preprocess = None  # no image processor there
         return path or type(module).__name__, "transformers", preprocess, config_class_names(module)
     return type(module).__name__, type(module).__module__.partition(".")[0], None, None
 

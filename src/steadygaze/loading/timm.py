@@ -102,12 +102,11 @@ def check_model_size(
     if name.startswith(HUB_PREFIXES) or not is_timm_name(name):
         return
     try:
-        model = _meta_model(name, num_classes=num_classes, **arguments)
+        needed = number_of_elements(name, num_classes=num_classes, **arguments)
     except Exception as error:  # of constructors that were given odd values
         raise CheckpointError(
             f"{origin}: {name} cannot be built with {dict(arguments)} ({type(error).__name__}: {error})"
         ) from error
-    needed = sum(tensor.numel() for tensor in model.state_dict().values())
     available = sum(tensor.numel() for tensor in weights.values())
     if needed > 2 * available + SPARE_ELEMENTS:
         raise CheckpointError(

@@ -19,13 +19,13 @@ from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import CheckpointError, InputError
 from steadygaze.loading.checkpoint import Weights, fit, head_width, hub, read_weights
 from steadygaze.loading.loaded import LoadedModel, ModelOptions
+from steadygaze.loading.options import MAX_REPEATS
 from steadygaze.loading.timm import SPARE_ELEMENTS
 from steadygaze.modules import restore
 from steadygaze.questions.text import is_empty
 
 SHOWN = 5  # names of tensors that an error lists
 MAX_SIZE = 1_000_000  # of any integer in a config.json
-MAX_REPEATS = 1_000  # of a number of layers there
 TEXT_IMAGE_MODELS = ("CLIPModel", "MetaClip2Model", "SiglipModel", "Siglip2Model")
 TEXT_IMAGE, ANSWERS, GENERATES = (
     "model of images and text",

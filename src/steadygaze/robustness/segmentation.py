@@ -1,6 +1,6 @@
 """Segmentation under corruption: predicted classes of pixels, mean mIoU, and the share of it that is kept.
 
-Counts and IoU are those of `data.confusion`; images are corrupted by `corruptions.corrupt`.
+Counts and IoU are those of `data.label_maps`; images are corrupted by `corruptions.corrupt`.
 
 | protocol | corruptions | severities | mean |
 | --- | --- | --- | --- |

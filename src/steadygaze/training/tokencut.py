@@ -265,7 +265,7 @@ def tokencut_masks(
     """Name -> mask (255 object, 0 background) of every image, resized to the model's size, not cropped.
 
     Args:
-        refined: Masks of pixels with the edges of the image (`bilateral_solver.refine`), not of patches.
+        refined: Masks of pixels with the edges of the image (`refine`), not of patches.
     """
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms import functional as F

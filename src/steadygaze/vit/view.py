@@ -1,11 +1,4 @@
-"""Position tables for kept patches: from a table over all tokens, their rows (and columns) are gathered.
-
-Relative position biases are made inside a block, for all tokens. `KeptPositions` is active only while kept
-tokens run through a block, and only for layouts with removed patches; it answers the two places where such
-a table is used: the mask of `scaled_dot_product_attention`, and an addition of shapes that do not fit
-(eager attention, pooling with positions).
-
-One view of every vision transformer: embed -> blocks -> head.
+"""One view of every vision transformer: embed -> blocks -> head.
 
 A `ViT` runs the model's own modules; nothing is copied, patched or hooked. Tokens are ordinary tensors that
 remember their `Layout` (grid, which patches are left, rotary rows), so that
@@ -16,6 +9,12 @@ remember their `Layout` (grid, which patches are left, rotary rows), so that
     logits = vit.head(x)
 
 is the model with only the patches `keep`, each at its own position.
+
+Relative position biases are made inside a block, as a table over all tokens. For kept patches, its rows (and
+columns) are gathered: `KeptPositions` is active only while kept tokens run through a block, and only for
+layouts with removed patches; it answers the two places where such a table is used: the mask of
+`scaled_dot_product_attention`, and an addition of shapes that do not fit (eager attention, pooling with
+positions).
 """
 
 from __future__ import annotations

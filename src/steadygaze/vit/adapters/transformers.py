@@ -4,7 +4,7 @@ A model that compares images with text (CLIPModel, SiglipModel, Siglip2Model) is
 the head gives the image embedding.
 
 DINOv3 has no classifier class in transformers: `Classifier` is one. A module of one's own around a backbone
-is viewed by `steadygaze.vit.wrappers`.
+is viewed by `steadygaze.vit.wrapped`.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +36,6 @@ BACKBONES = (
     "SiglipVisionModel",
     "Siglip2VisionModel",
 )
-CLASS_ROW = ("ViTModel", "DeiTModel", "ViTMSNModel")
 NO_PREFIX = ("SiglipVisionModel", "Siglip2VisionModel", "IJepaModel")
 ANY_SIZE = ("BeitModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel", "Siglip2VisionModel")
 
@@ -113,7 +112,8 @@ def _view(model: nn.Module, body: Any) -> Plan:
     def call(index: int, x: Tensor, layout: Layout) -> Tensor:
         if index == 0 and norm_pre is not None:
             x = norm_pre(x)
-        return _tensor(layers[index](x, **extras(layout)))
+        output = layers[index](x, **extras(layout))
+        return output if isinstance(output, Tensor) else output[0]
 
     headless = model is body and not is_image_tower(model)
     readout, head = _no_head(body) if headless else _head(model, body, prefix)
@@ -269,10 +269,6 @@ def _scale(block: Any, which: int) -> Tensor | None:
 
 def _vision_config(body: Any) -> Any:
     return getattr(body.config, "vision_config", body.config)
-
-
-def _tensor(output: Any) -> Tensor:
-    return output if isinstance(output, Tensor) else output[0]
 
 
 def _pair(size: Any) -> tuple[int, int]:
