@@ -110,7 +110,8 @@ class Listing(list[Entry]):
                 text.rjust(width) if column in right else text.ljust(width)
                 for column, (text, width) in enumerate(zip(cells, widths, strict=True))
             ]
-            rows.append(_cut("  ".join(padded).rstrip()))
+            line = "  ".join(padded).rstrip()
+            rows.append(line if len(line) <= WIDTH else line[: WIDTH - 3].rstrip() + "...")
         return "\n".join([f"{len(self)} {self.noun}", *rows])
 
     def _repr_html_(self) -> str:
@@ -141,7 +142,3 @@ def _text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={default}" for name, default in value.items())
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= WIDTH else line[: WIDTH - 3].rstrip() + "..."

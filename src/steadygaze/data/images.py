@@ -195,7 +195,9 @@ def check_regular_file(path: str | Path, kind: str = "image") -> None:
     except (OSError, ValueError) as error:  # a loop of links, no permission, a name that is too long
         raise ImageError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     if not stat.S_ISREG(mode):
-        raise ImageError(f"{path}: expected {_article(kind)} file, got a {_kind_of_file(mode)}")
+        kinds = {stat.S_IFIFO: "FIFO", stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket"}
+        got = kinds.get(stat.S_IFMT(mode), "device")
+        raise ImageError(f"{path}: expected {_article(kind)} file, got a {got}")
 
 
 def check_bounds(width: int, height: int, *, name: str = "image in memory") -> None:
@@ -232,11 +234,6 @@ def _article(kind: str) -> str:
 
 def _broken_link(path: Path) -> str:
     return f"a link to {path.readlink()}, which does not exist"
-
-
-def _kind_of_file(mode: int) -> str:
-    kinds = {stat.S_IFIFO: "FIFO", stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket"}
-    return kinds.get(stat.S_IFMT(mode), "device")
 
 
 def first_line(error: Exception) -> str:

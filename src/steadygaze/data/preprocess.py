@@ -236,10 +236,12 @@ class Preprocess:
         Args:
             padding: Value where the geometry adds a margin (timm's crop_mode "border").
         """
+        from torchvision.transforms import InterpolationMode
+
         steps = self._steps()
         for step in steps:
             if hasattr(step, "interpolation"):
-                step.interpolation = _nearest()
+                step.interpolation = InterpolationMode.NEAREST
             if hasattr(step, "fill"):
                 step.fill = padding
         return torch.from_numpy(np.array(_apply(_compose(steps), mask), dtype=np.uint8))
@@ -314,9 +316,3 @@ def _apply(geometry: Geometry, image: Image.Image) -> Image.Image:
     except Exception as error:  # of PIL, torchvision and timm, among them MemoryError
         size = f"{image.width:,} x {image.height:,}"
         raise ImageError(f"{name}: cannot be preprocessed, size {size} ({first_line(error)})") from error
-
-
-def _nearest() -> Any:
-    from torchvision.transforms import InterpolationMode
-
-    return InterpolationMode.NEAREST

@@ -40,7 +40,7 @@ from steadygaze.runs.samples import (
     read_map_samples,
     read_setting_samples,
 )
-from steadygaze.runs.settings import FADED, BarChart, LineChart, Number
+from steadygaze.runs.settings import FADED, BarChart, LineChart
 from steadygaze.runs.settings import Figure as Chart
 from steadygaze.runs.settings import Line as ChartLine
 from steadygaze.runs.statistics import INTERVALS, Cell, markdown_text, plural, small_sample_note
@@ -557,16 +557,10 @@ def _tiles(card: Card) -> list[tuple[str, str, str]]:
             number = card.numbers.get(key)
             if number is not None:
                 heading = f"{number.setting.label}: {number.quantity.title}{number.quantity.arrow}"
-                tiles.append((heading, _with_unit(number), _small_print(number, title)))
+                value = f"{number.text(spread=False)} {number.quantity.unit}".strip()
+                notes = (number.spread_text, title, number.quantity.direction_text, number.note)
+                tiles.append((heading, value, "; ".join(filter(None, notes))))
     return tiles
-
-
-def _with_unit(number: Number) -> str:
-    return f"{number.text(spread=False)} {number.quantity.unit}".strip()
-
-
-def _small_print(number: Number, words: str) -> str:
-    return "; ".join(filter(None, (number.spread_text, words, number.quantity.direction_text, number.note)))
 
 
 def _all_numbers(card: Card, tail: str, mark: str) -> Part:

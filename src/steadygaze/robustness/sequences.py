@@ -9,7 +9,6 @@ others each frame follows on the one before.
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -92,16 +91,6 @@ def _tilted(pil_image: Image.Image, degrees: float) -> np.ndarray:
     )
 
 
-def _noise(
-    function: Callable[..., np.ndarray],
-    image: np.ndarray,
-    level: float,
-    frames: int,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    return np.stack([image, *(function(image, level, rng) for _ in range(1, frames))])
-
-
 def _motion_blur(image: np.ndarray, frames: int, radius: int, sigma: float, degrees: float) -> np.ndarray:
     """The smear turns by `degrees` a frame and ends at angle 0."""
     x = to_float(image)
@@ -169,8 +158,9 @@ def sequence(
     centered = range(-(frames // 2), frames - frames // 2)
     match name:
         case "gaussian_noise" | "shot_noise":
-            function = gaussian_noise if name == "gaussian_noise" else shot_noise
-            return _noise(function, middle, values[0][difficulty - 1], frames, rng)
+            noise = gaussian_noise if name == "gaussian_noise" else shot_noise
+            level = values[0][difficulty - 1]
+            return np.stack([middle, *(noise(middle, level, rng) for _ in range(1, frames))])
         case "motion_blur":
             return _motion_blur(middle, frames, *values)
         case "zoom_blur":

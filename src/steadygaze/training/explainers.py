@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from steadygaze.data.images import find_images, read_image
@@ -33,7 +32,7 @@ from steadygaze.files import FileLock
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.progress import OnProgress, Progress, ignore_progress
-from steadygaze.training.recipe import CountFromZero, PositiveInt, Table, explain_validation_error
+from steadygaze.training.recipe import CountFromZero, Document, PositiveInt
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.view import ViT
 
@@ -45,7 +44,7 @@ EVALUATED = 64  # images that the result is evaluated on
 # -- what a method defines -------------------------------------------------------------------------
 
 
-class Settings(Table):
+class Settings(Document):
     """Everything that the result depends on apart from the model and the images, by the keys of `--set`.
 
     Attributes:
@@ -57,12 +56,6 @@ class Settings(Table):
 
     seed: CountFromZero = 0
     batch: PositiveInt
-
-    def __init__(self, /, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise explain_validation_error(error, type(self)) from None
 
     @property
     def first_steps(self) -> int:

@@ -356,7 +356,17 @@ class Measure(Table):
     show: list[str] | None = None
 
 
-class Recipe(Table):
+class Document(Table):
+    """A table that is not part of another one: what is wrong with it is an error of this package."""
+
+    def __init__(self, /, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise explain_validation_error(error, type(self)) from None
+
+
+class Recipe(Document):
     """A training run.
 
     Attributes:
@@ -402,12 +412,6 @@ class Recipe(Table):
     command: str = ""
     cost: str = ""
     result: str = "not measured yet"
-
-    def __init__(self, /, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise explain_validation_error(error, type(self)) from None
 
     @field_validator("losses", mode="before")
     @classmethod

@@ -17,16 +17,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from steadygaze.errors import InputError
 from steadygaze.training.recipe import (
+    Document,
     Measure,
     PositiveInt,
     Recipe,
-    Table,
     check_plain,
-    explain_validation_error,
     parse_toml,
     parse_value,
     read_recipe,
@@ -54,7 +53,7 @@ class Cell:
     folder: str
 
 
-class Sweep(Table):
+class Sweep(Document):
     """What a sweep file holds.
 
     Attributes:
@@ -159,10 +158,7 @@ def read_sweep(
     content |= {"grid": grid, "set": fixed}
     if seeds is not None:
         content["seeds"] = seeds
-    try:
-        return Sweep(**content)
-    except ValidationError as error:
-        raise explain_validation_error(error, Sweep) from None
+    return Sweep(**content)
 
 
 def parse_grid(settings: Sequence[str]) -> dict[str, list[Any]]:

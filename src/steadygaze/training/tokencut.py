@@ -9,9 +9,9 @@ Equations: docs/equations.md#tokencut.
 Only the connected component (four neighbors) with argmax |v| is kept. The keys of any ViT can be used; the
 authors use DINO ViT-B/16. The keys of models trained with labels have a large common part, so that all of
 them are similar at τ: `centered` subtracts each image's mean key, which changes no attention (softmax over
-keys is invariant to it). The edges follow the image after `refine`; the authors' script
-keeps the second largest component of the solver's result, background included, and in effect drops images
-where that is not the object: here the largest one is kept, or the coarse mask.
+keys is invariant to it). The edges follow the image after `refine`; the authors' script keeps the second
+largest component of the solver's result, background included, and in effect drops images where that is not
+the object: here the largest one is kept, or the coarse mask.
 
 `refine` moves a coarse mask to the edges of its image: the fast bilateral solver (Barron and Poole 2016).
 
