@@ -192,7 +192,11 @@ def load_model(
         )
         loaded = _from_name(model, checkpoint, options)
     if device is not None:
-        loaded = replace(loaded, model=_moved(loaded.model, device))
+        try:
+            loaded = replace(loaded, model=loaded.model.to(device))
+        except (RuntimeError, AssertionError) as error:
+            reason = f"cannot be used here ({error}); 'cpu' always can"
+            raise InputError(f"device {str(device)!r} {reason}") from error
     stated = overridden(preprocess or loaded.preprocess, image_size, mean, std)
     assert stated is not None
     if stated != loaded.preprocess:
@@ -305,10 +309,3 @@ def _identify(module: nn.Module) -> tuple[str, str, Preprocess | None, tuple[str
                 preprocess = read_preprocess(path)
         return path or type(module).__name__, "transformers", preprocess, config_class_names(module)
     return type(module).__name__, type(module).__module__.partition(".")[0], None, None
-
-
-def _moved(model: nn.Module, device: torch.device | str) -> nn.Module:
-    try:
-        return model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {str(device)!r} cannot be used here ({error}); 'cpu' always can") from error

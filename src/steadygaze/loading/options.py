@@ -16,7 +16,13 @@ from typing import Any
 
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import InputError, UnknownNameError
-from steadygaze.loading.timm import HUB_PREFIXES, constructor_arguments, is_timm_name, number_of_elements
+from steadygaze.loading.timm import (
+    HUB_PREFIXES,
+    constructor_arguments,
+    is_timm_name,
+    number_of_elements,
+    without_prefix,
+)
 
 MAX_SIDE = 4096  # of images and patches
 MAX_REPEATS = 1000  # of blocks and stages
@@ -182,7 +188,7 @@ def constructor_options(
 ) -> dict[str, Any]:
     """Arguments of the constructor: those given, and the image size where a timm model takes one."""
     arguments = dict(model_kwargs or {})
-    timm_name = name.removeprefix("timm:").removeprefix("timm/")
+    timm_name = without_prefix(name)
     if image_size is None or "img_size" in arguments or timm_name.startswith(HUB_PREFIXES):
         return arguments
     if is_timm_name(timm_name) and "img_size" in constructor_arguments(timm_name):
