@@ -1,6 +1,4 @@
-"""Writing files so that a reader finds the old content or the new one, never half of it, and so that a
-folder has one writer at a time.
-"""
+"""Writing files so that a reader never finds half a file, and so that a folder has one writer at a time."""
 
 from __future__ import annotations
 
@@ -36,8 +34,10 @@ def write_atomic(path: str | Path, content: bytes | str | Callable[[BinaryIO], o
 
     Args:
         content: Bytes, text (written as UTF-8), or a function that writes into the open binary file it is
-            given Raises OSError with `path` as its `filename`, and leaves what was at `path`, if the disk is
-            full or read-only.
+            given.
+
+    Raises:
+        OSError: If the disk is full or read-only; its `filename` is `path`, which is left as it was.
     """
     path = Path(path)
     with _errors_of(path):
@@ -96,7 +96,7 @@ def write_new(path: str | Path, content: bytes | str) -> bool:
 
 
 def _claim_and_rename(new: Path, path: Path) -> bool:
-    """Without hard links: the process that creates the claim renames; the others wait for the file."""
+    """Rename without hard links: the process that creates the claim renames, the others wait for the file."""
     claim = path.with_name(f".{path.name}.claim")
     try:
         os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
@@ -150,11 +150,12 @@ if hasattr(os, "register_at_fork"):
 class FileLock:
     """A file that is open for appending and locked: another process that locks it gets an `InputError`.
 
-    Attributes:
+    The lock ends with `close`, with the `with` block, or with the process, however it ends. It also holds
+    against other threads of this process. File systems without locks are written to without one.
+
+    Args:
         path: The file, which is created if there is none; `lock_folder` locks a whole folder.
-        shared: Several processes may hold the lock, but none that wants it alone The lock ends with `close`,
-            with the `with` block, or with the process, however it ends. It also holds against other threads
-            of this process. File systems without locks are written to without one.
+        shared: Whether several processes may hold the lock, but none that wants it alone.
     """
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
@@ -192,19 +193,18 @@ class FileLock:
 
 def _lock(file: int, kind: int) -> None:
     """Take a lock; a reader that tests it (`is_locked`) holds it for a moment only."""
-    for left in reversed(range(LOCK_TRIES)):
+    for tries_left in reversed(range(LOCK_TRIES)):
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if not left:
+            if not tries_left:
                 raise
             time.sleep(LOCK_WAIT)
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether another process holds the exclusive lock of a file; None if the file system has no
-    locks."""
+    """Whether another process holds the exclusive lock of a file; None if the file system has no locks."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:

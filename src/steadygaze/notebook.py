@@ -82,7 +82,8 @@ class Listing(list[Entry]):
     """A list that a notebook shows as a table and a terminal as aligned text; otherwise a plain list.
 
     Attributes:
-        noun: What the entries are, in the plural      columns: the attributes of an entry that are shown.
+        noun: What the entries are, in the plural.
+        columns: The attributes of an entry that are shown.
 
     Examples:
         >>> from types import SimpleNamespace
@@ -109,7 +110,8 @@ class Listing(list[Entry]):
                 text.rjust(width) if column in right else text.ljust(width)
                 for column, (text, width) in enumerate(zip(cells, widths, strict=True))
             ]
-            rows.append(_cut("  ".join(padded).rstrip()))
+            line = "  ".join(padded).rstrip()
+            rows.append(line if len(line) <= WIDTH else line[: WIDTH - 3].rstrip() + "...")
         return "\n".join([f"{len(self)} {self.noun}", *rows])
 
     def _repr_html_(self) -> str:
@@ -140,7 +142,3 @@ def _text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={default}" for name, default in value.items())
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= WIDTH else line[: WIDTH - 3].rstrip() + "..."

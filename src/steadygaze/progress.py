@@ -42,4 +42,4 @@ OnProgress = Callable[[Progress], None]
 
 
 def ignore_progress(progress: Progress) -> None:
-    """The default: nothing is shown."""
+    """Ignore the progress: the default, which shows nothing."""

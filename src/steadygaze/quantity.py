@@ -26,15 +26,14 @@ def mean(values: Any, details: Sequence[Any] = ()) -> float:
 
 
 def pooled(values: Any, details: Sequence[Any]) -> float:
-    """100 · mean over pairs of Σ first / Σ second: details are [a₁, b₁, a₂, b₂, ...], summed over the images
-    first.
+    """100 · mean over pairs of Σ first / Σ second, summed over the images; details are [a₁, b₁, a₂, b₂, ...].
 
     A pair whose second number is zero everywhere (no such pixel in the data) is left out.
     """
-    known = [d for d in details if d is not None]
-    if not known:
+    defined = [d for d in details if d is not None]
+    if not defined:
         return float("nan")
-    total = np.asarray(known, dtype=np.float64).sum(0).reshape(-1, 2)
+    total = np.asarray(defined, dtype=np.float64).sum(0).reshape(-1, 2)
     total = total[total[:, 1] > 0]
     return float(100 * (total[:, 0] / total[:, 1]).mean()) if len(total) else float("nan")
 
@@ -46,8 +45,8 @@ class Quantity:
     Attributes:
         unit: "%", "nats", ...; empty for a number without one.
         better: Which direction is better; "neither" for descriptive numbers.
-        low: The range of its values.
-        high: See `low`.
+        low: Lower end of the range of its values.
+        high: Upper end of the range of its values.
         label: Its name in words, for the explanation of the metric; tables, pages and files all use `name`.
         summary: What it is, in one sentence.
         scale: Factor between the value in a row and the value that is shown, such as 100 for shares that are

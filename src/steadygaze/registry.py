@@ -125,8 +125,10 @@ def is_built_in(origin: str | None) -> bool:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a name matches what a user searches for: part of the name, where a hyphen stands for an
-    underscore; or with *, ? and [] a pattern for the whole name.
+    """Whether a name matches what a user searches for.
+
+    The search is a part of the name, where a hyphen stands for an underscore; or with *, ? and [] a pattern
+    for the whole name.
 
     Examples:
         >>> matches("deit_tiny_patch16_224", "deit-tiny"), matches("deit_tiny_patch16_224", "vit*")

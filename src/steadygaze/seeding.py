@@ -13,9 +13,9 @@ def image_seed(seed: int, image: str | bytes, *, separator: str = "\0", size: in
 
     Args:
         image: Its name, for a seed in 0..256**size - 1; or its pixels as bytes, for one in 0..2**32 - 1.
-        separator: What is hashed between seed and name, and the number of bytes of the hash that are used.
-            Set where the numbers of earlier versions must stay the same.
-        size: See `separator`.
+        separator: Text that is hashed between seed and name. Set where the numbers of earlier versions must
+            stay the same.
+        size: Number of bytes of the hash that are used.
 
     Examples:
         >>> image_seed(0, "cat/0.png") == image_seed(0, "cat/0.png") != image_seed(1, "cat/0.png")

@@ -85,7 +85,7 @@ def own_task(model: Any) -> Task | None:
 
 
 def check_class_names(names: Sequence[str], module: Any) -> None:
-    """`InputError` unless there are as many names as the model says it has classes."""
+    """Raise `InputError` unless there are as many names as the model says it has classes."""
     config = getattr(module, "config", None)
     classes = getattr(module, "num_classes", None) or getattr(config, "num_labels", None)
     if isinstance(classes, int) and classes != len(names):
@@ -94,6 +94,16 @@ def check_class_names(names: Sequence[str], module: Any) -> None:
             f"{len(names)}",
             option="class_names",
         )
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """x in its own precision or float32, whichever is higher, so that half precision is not rounded twice.
+
+    Examples:
+        >>> at_least_float32(torch.zeros(1, dtype=torch.float16)).dtype
+        torch.float32
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def predictions(outputs: Outputs, logits: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c"]:
@@ -117,7 +127,8 @@ def describe(
     """One prediction in words: "tabby cat 62 %" of a class, "cat 0.93" of a label, "age 37.2" of a value.
 
     Args:
-        number: The probability or the value          alone: the model has no other output.
+        number: The probability or the value.
+        alone: Whether the model has no other output.
 
     Examples:
         >>> describe("values", 0, 37.2, alone=True)

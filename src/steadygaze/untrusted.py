@@ -240,7 +240,7 @@ class About(_Record):
 
 
 class Run(_Record):
-    """run.json."""
+    """The content of run.json."""
 
     settings: Settings
     about: About = About()

@@ -72,7 +72,11 @@ def heading(model: str) -> str:
 
 
 def legend(signed: bool, noun: str) -> str:
-    """The colors of the maps and what they mean; noun: what the evidence is for."""
+    """The colors of the maps and what they mean.
+
+    Args:
+        noun: What the evidence is for.
+    """
     kind = "signed" if signed else "positive"
     low, high = legend_words(kind, noun)[0]
     bar = legend_bar(kind, (LEGEND_STOPS, 1))
@@ -195,7 +199,7 @@ BAR = gr.Progress()  # gradio passes a progress bar to functions that have it as
 
 
 class Events:
-    """What happens on the page, as functions of its inputs. image: a file; removed: patches left out."""
+    """What happens on the page, as functions of its inputs: the image file, patches that are left out, ..."""
 
     def __init__(self, viewer: Viewer) -> None:
         self.viewer = viewer
@@ -219,7 +223,9 @@ class Events:
         deletion = [(*point, curve.method) for curve in curves for point in curve.deletion]
         insertion = [(*point, curve.method) for curve in curves for point in curve.insertion]
         viewer, form = self.viewer, ".4g" if self.viewer.outputs == "values" else ".1f"
-        rows = [[one.method, *(f"{one.scores[name]:{form}}" for name in viewer.metrics)] for one in curves]
+        rows = [
+            [curve.method, *(f"{curve.scores[name]:{form}}" for name in viewer.metrics)] for curve in curves
+        ]
         frames = (pd.DataFrame(points, columns=CURVE_COLUMNS) for points in (deletion, insertion))
         return *frames, rows
 

@@ -1,5 +1,4 @@
-"""What the page shows for one image: predictions, attribution maps, their removal curves, and predictions
-without some patches.
+"""What the page shows for one image: predictions, maps, removal curves, and predictions without patches.
 
 Every result is computed from the image: only the image and a list of patches are kept between two clicks.
 """
@@ -56,8 +55,8 @@ class RemovalCurves:
     """Probability of a class (or a value) while patches are removed or inserted in the order of a map.
 
     Attributes:
-        deletion: Points (share of the patches, probability or value).
-        insertion: See `deletion`.
+        deletion: Points (share of the patches that are removed, probability or value).
+        insertion: Points (share of the patches that are inserted, probability or value).
         scores: The removal metrics, in percent; of values in their own unit.
     """
 
@@ -69,7 +68,11 @@ class RemovalCurves:
 
 @dataclass(frozen=True, eq=False)
 class Viewer:
-    """One model and what can be shown about it. learned: files of learned methods, by the method's name."""
+    """One model and what can be shown about it.
+
+    Attributes:
+        learned: Files of learned methods, by the method's name.
+    """
 
     loaded: LoadedModel
     learned: Mapping[str, Path] = field(default_factory=dict)
@@ -82,7 +85,7 @@ class Viewer:
         learned: Mapping[str, Path] | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> Viewer:
-        """For a loaded model, or a module that carries its preprocessing."""
+        """Make the viewer of a loaded model, or of a module that carries its preprocessing."""
         return cls(load_model(model), learned or {}, limits)
 
     @cached_property
@@ -196,7 +199,7 @@ class Viewer:
         lost, unit = ("value", 1) if self.outputs == "values" else ("aopc", 100)
 
         def predicted(kind: str, row: int) -> list[float]:
-            """Of the class at every ratio; the detail of a metric is `unit` (p of the whole image - p)."""
+            """Probability at every ratio; the detail of a metric is `unit` (p of the whole image - p)."""
             detail = values[f"{kind}_{lost}"].detail
             assert detail is not None
             return [start - loss / unit for loss in detail[row, 0].tolist()]
@@ -226,7 +229,7 @@ class Viewer:
         return seen.resize(size, Image.Resampling.LANCZOS)
 
     def summary(self, image: ImageInput, without: Collection[int]) -> str:
-        """In a sentence: how many patches are left out, and how that changes the prediction."""
+        """Describe how many patches are left out, and how that changes the prediction, in one sentence."""
         rows, columns = self.vit.grid
         before, after = self.predictions(image), self.predictions(image, without)
         removed = f"{len(without)} of {rows * columns} patches {REMOVAL_TEXTS[self.removal_mode]}."

@@ -6,9 +6,9 @@
 | `preprocess.py` | from an image to the tensor that a model takes |
 | `folders.py` | labeled images in class folders or an index.csv |
 | `masks.py` | object masks, in the layouts of several data sets |
-| `label_maps.py`, `confusion.py` | a class for every pixel; confusion matrices and IoU |
-| `sources.py` | data in memory: batches, `Dataset`, `DataLoader` |
-| `streams/` | WebDataset shards, Hugging Face datasets, Parquet folders |
-| `imagenet.py`, `dataset_tree.py` | classes of ImageNet; checks of downloaded data sets |
-| `image_sets.py`, `cifar100.py` | image sets with a training and a test part, for k-nearest neighbors |
+| `label_maps.py` | a class for every pixel; confusion matrices and IoU |
+| `memory.py` | data in memory: batches, `Dataset`, `DataLoader` |
+| `streams.py`, `stream_spec.py` | streamed data, and how it is named |
+| `tar_shards.py`, `tables.py` | WebDataset shards; Hugging Face datasets and Parquet folders |
+| `datasets/` | published data sets, in their own layouts |
 """

@@ -35,10 +35,10 @@ class Item:
 
     Attributes:
         name: As written to rows; for a file, its path below the folder.
-        path: Of the file; of an encoded image, that of the archive or data set which holds it.
+        path: The file; for an encoded image, the archive or data set that holds it.
         label: None if it is not one of the model's classes.
         mask: The file of its mask or label map, if it has one.
-        encoded: Of an image that is no file of its own.
+        encoded: Reads an image that is part of another file; None for a file.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Item:
 
 
 class ClassLookup:
-    """From the name of a folder, or a cell of an index.csv, to a class of the model."""
+    """Finds the class of the model that the name of a folder, or a cell of an index.csv, stands for."""
 
     def __init__(self, names: Sequence[str] | None, count: int) -> None:
         self.names, self.count = names, count
@@ -109,20 +109,20 @@ class ClassLookup:
 
     @cached_property
     def _by_part(self) -> dict[str, set[int]]:
-        """By each of the names between commas: "tabby, tabby cat"."""
+        """Classes by each of the names between commas: "tabby, tabby cat"."""
         return _lookup(
             (part, index) for index, name in enumerate(self.names or ()) for part in name.split(",")
         )
 
 
 class Unlabeled(ClassLookup):
-    """For images whose folders are not classes: every label is 0, and images need no class folder."""
+    """Labels every image 0, for images whose folders are not classes; images need no class folder."""
 
     def __init__(self) -> None:
         super().__init__(None, 1)
 
     def index(self, text: str) -> int:
-        """0."""
+        """Return 0, whatever the name."""
         return 0
 
 

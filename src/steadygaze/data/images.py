@@ -25,11 +25,12 @@ import io
 import os
 import stat
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -58,17 +59,22 @@ TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 
 
-class EncodedImage(Protocol):
-    """An image file that is no file of its own: a member of an archive, a cell of a table."""
+@dataclass(frozen=True)
+class EncodedImage(ABC):
+    """An image file inside another file: a member of an archive, or a cell of a table.
 
-    @property
-    def name(self) -> str:
-        """Where it is, for errors."""
-        ...
+    Attributes:
+        name: Where it is, for errors.
+    """
 
+    name: str
+
+    @abstractmethod
     def read(self) -> bytes:
-        """The bytes of the file; may raise `ImageError`."""
-        ...
+        """Return the bytes of the image file; may raise `ImageError`."""
+
+    def __str__(self) -> str:
+        return self.name
 
 
 Source = str | Path | bytes | EncodedImage
@@ -179,7 +185,7 @@ def opened_image(source: Source, kind: str = "image") -> Iterator[Image.Image]:
 
 
 def check_regular_file(path: str | Path, kind: str = "image") -> None:
-    """`ImageError` unless the path leads to a regular file. Opening a FIFO would wait for ever."""
+    """Raise `ImageError` unless the path leads to a regular file. Opening a FIFO would wait for ever."""
     path = Path(path)
     try:
         mode = path.stat().st_mode
@@ -189,11 +195,13 @@ def check_regular_file(path: str | Path, kind: str = "image") -> None:
     except (OSError, ValueError) as error:  # a loop of links, no permission, a name that is too long
         raise ImageError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     if not stat.S_ISREG(mode):
-        raise ImageError(f"{path}: expected {_article(kind)} file, got a {_kind_of_file(mode)}")
+        kinds = {stat.S_IFIFO: "FIFO", stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket"}
+        got = kinds.get(stat.S_IFMT(mode), "device")
+        raise ImageError(f"{path}: expected {_article(kind)} file, got a {got}")
 
 
 def check_bounds(width: int, height: int, *, name: str = "image in memory") -> None:
-    """`ImageError` if an image of this size would take too much memory to decode or to preprocess."""
+    """Raise `ImageError` if an image of this size would take too much memory to decode or to preprocess."""
     size = f"got {width:,} x {height:,}"
     if min(width, height) < 1:
         raise ImageError(f"{name}: expected at least one pixel, {size}")
@@ -228,11 +236,6 @@ def _broken_link(path: Path) -> str:
     return f"a link to {path.readlink()}, which does not exist"
 
 
-def _kind_of_file(mode: int) -> str:
-    kinds = {stat.S_IFIFO: "FIFO", stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket"}
-    return kinds.get(stat.S_IFMT(mode), "device")
-
-
 def first_line(error: Exception) -> str:
     """The first line of an error's message, or its type where there is none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -250,8 +253,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Gray of 16 or 32 bits, which PIL would clip to white. 16-bit integers and floats in [0, 1] keep their
-    full scale; anything else is stretched from its minimum to its maximum."""
+    """Gray of 16 or 32 bits, which PIL would clip to white, as 8 bits.
+
+    16-bit integers and floats in [0, 1] keep their full scale; anything else is stretched from its minimum
+    to its maximum.
+    """
     values = np.asarray(image)
     step = max(1, ROWS_AT_ONCE // image.width)
     blocks = [values[start : start + step] for start in range(0, image.height, step)]

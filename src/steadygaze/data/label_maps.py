@@ -1,4 +1,4 @@
-"""Confusion matrices of label maps, intersection over union by class (IoU), and its mean (mIoU).
+"""Label maps, a class for every pixel: how they are read, and their confusion matrices, IoU and mIoU.
 
 Equations: docs/equations.md#miou.
 
@@ -11,7 +11,7 @@ Equations: docs/equations.md#miou.
 The mIoU of a data set is that of its SUMMED counts, as PASCAL VOC and Cityscapes define it, not the mean over
 images.
 
-Images with a class for every pixel: label maps of classes 0, 1, ... and 255 where no class counts.
+Label maps hold the classes 0, 1, ... and 255 where no class counts.
 
 | layout | images and label maps | classes |
 | --- | --- | --- |
@@ -146,7 +146,8 @@ class SegmentationImages(LabeledImages):
     """Images whose masks decode to label maps.
 
     Attributes:
-        classes: Number of classes       names: of the classes, where they are known.
+        classes: Number of classes.
+        names: Names of the classes, where they are known.
     """
 
     classes: int = 2

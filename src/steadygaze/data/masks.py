@@ -51,7 +51,7 @@ class LabeledImages:
     Attributes:
         decode: How their masks are read; None without masks.
         without: Number of images that were left out because they have no mask.
-        layout: Of the folder, one of the table above or "class folders".
+        layout: Layout of the folder, one of the table above or "class folders".
     """
 
     items: list[Item]
@@ -75,7 +75,7 @@ class LabeledImages:
         return self._positions[name]
 
     def find(self, names: Sequence[str]) -> Iterator[Item]:
-        """These images."""
+        """The images of these names."""
         yield from (self.items[self.position(name)] for name in names)
 
 

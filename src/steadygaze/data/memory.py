@@ -63,11 +63,11 @@ class InMemoryData:
     """Data that is given as batches, a `Dataset` or a `DataLoader`: an iterable of checked `TensorBatch`es.
 
     Attributes:
-        batch_size: For a `Dataset`; batches that are given keep their size.
+        batch_size: Size of batches of a `Dataset`; batches that are given keep their size.
         limit: At most this many images.
         masks_for: Names of metrics that need masks; a batch without masks is then an error.
         label_maps: Labels are (B, H, W), for segmentation.
-        preprocess: For a `Dataset` of PIL images.
+        preprocess: Preprocessing for a `Dataset` of PIL images.
         labels_used: False accepts labels of any kind, such as numbers of a regression, and reads them as 0.
     """
 
@@ -94,14 +94,12 @@ class InMemoryData:
     def count(self) -> int | None:
         """The number of images; None if it is not known before they are read."""
         source = self.data.dataset if isinstance(self.data, DataLoader) else self.data
-        known: int | None = None
+        count: int | None = None
         if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
-            known = len(source)  # type: ignore[arg-type]
+            count = len(source)  # type: ignore[arg-type]
         elif isinstance(source, list):
-            known = sum(len(batch[0]) for batch in source if isinstance(batch, (tuple, list)) and batch)
-        if known is None or self.limit is None:
-            return known
-        return min(known, self.limit)
+            count = sum(len(batch[0]) for batch in source if isinstance(batch, (tuple, list)) and batch)
+        return count if count is None or self.limit is None else min(count, self.limit)
 
     @property
     def rereadable(self) -> bool:
@@ -154,7 +152,7 @@ class InMemoryData:
                     "Give a model from load_model, or a Dataset with a transform."
                 )
             image = self.preprocess(to_rgb(image))
-        return [image, self._as_map(label), *(self._as_map(one) for one in mask)]
+        return [image, self._as_map(label), *map(self._as_map, mask)]
 
     def _as_map(self, value: Any) -> Any:
         """A mask or label map that is a PIL image, with the geometry of the images."""

@@ -64,20 +64,22 @@ class Preprocess:
 
     @classmethod
     def from_timm(cls, config: Mapping[str, Any]) -> Preprocess:
-        """From what `timm.data.resolve_data_config` gives."""
+        """Make it from what `timm.data.resolve_data_config` gives."""
         return cls(dict(config))
 
     @classmethod
     def from_timm_model(cls, model: Any) -> Preprocess:
-        """From the `pretrained_cfg` of a model of timm."""
+        """Make it from the `pretrained_cfg` of a model of timm."""
         from timm.data import resolve_data_config
 
         return cls.from_timm(resolve_data_config(model.pretrained_cfg, model=model))
 
     @classmethod
     def from_transformers(cls, processor: Any) -> Preprocess:
-        """From an image processor of transformers. SigLIP 2's (NaFlex), Qwen's, Idefics' and YOLOS' keep the
-        aspect ratio within a number of pixels; here they resize to a square, so that images can be stacked.
+        """Make it from an image processor of transformers.
+
+        SigLIP 2's (NaFlex), Qwen's, Idefics' and YOLOS' keep the aspect ratio within a number of pixels; here
+        they resize to a square, so that images can be stacked.
         """
         size = dict(getattr(processor, "size", None) or {})
         if not size and hasattr(processor, "max_num_patches"):
@@ -114,8 +116,11 @@ class Preprocess:
 
     @classmethod
     def from_torchvision(cls, preset: Any) -> Preprocess:
-        """From the transforms of a torchvision weights entry. Those for segmentation keep the aspect ratio;
-        here they resize to a square, so that images can be stacked."""
+        """Make it from the transforms of a torchvision weights entry.
+
+        Those for segmentation keep the aspect ratio; here they resize to a square, so that images can be
+        stacked.
+        """
         side = preset.resize_size[0]
         crop_size = getattr(preset, "crop_size", None)
         return cls(
@@ -166,7 +171,7 @@ class Preprocess:
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> Preprocess:
-        """With other values, as timm's center crop: resize the shorter side to size / crop_pct, then crop."""
+        """The same with other values, as timm's center crop: resize to size / crop_pct, then crop."""
         return Preprocess.from_timm(
             {
                 "input_size": (3, *(size or self.size)),
@@ -211,7 +216,7 @@ class Preprocess:
         return float(self.config.get("crop_pct") or 1.0)
 
     def describe(self) -> dict[str, str]:
-        """For run.json, "preprocessing": every value as text, keys in alphabetical order."""
+        """Describe it for run.json ("preprocessing"): every value as text, keys in alphabetical order."""
         return {key: str(value) for key, value in sorted(self.config.items())}
 
     # -- images ----------------------------------------------------------------------------------------
@@ -231,10 +236,12 @@ class Preprocess:
         Args:
             padding: Value where the geometry adds a margin (timm's crop_mode "border").
         """
+        from torchvision.transforms import InterpolationMode
+
         steps = self._steps()
         for step in steps:
             if hasattr(step, "interpolation"):
-                step.interpolation = _nearest()
+                step.interpolation = InterpolationMode.NEAREST
             if hasattr(step, "fill"):
                 step.fill = padding
         return torch.from_numpy(np.array(_apply(_compose(steps), mask), dtype=np.uint8))
@@ -309,9 +316,3 @@ def _apply(geometry: Geometry, image: Image.Image) -> Image.Image:
     except Exception as error:  # of PIL, torchvision and timm, among them MemoryError
         size = f"{image.width:,} x {image.height:,}"
         raise ImageError(f"{name}: cannot be preprocessed, size {size} ({first_line(error)})") from error
-
-
-def _nearest() -> Any:
-    from torchvision.transforms import InterpolationMode
-
-    return InterpolationMode.NEAREST

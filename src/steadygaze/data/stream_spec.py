@@ -33,9 +33,9 @@ class StreamSpec:
 
     Attributes:
         kind: "wds" or "hf".
-        location: Pattern of shards, name of a dataset, or folder image, label, mask: extensions in a tar
-            archive, columns of a table.
-        label_names: A text file: integer labels are lines of it, from 0.
+        location: Pattern of shards, name of a dataset, or folder.
+        options: `image`, `label` and `mask` are extensions in a tar archive, or columns of a table;
+            `label_names` is a text file whose lines name the integer labels, from 0.
     """
 
     kind: str
@@ -102,25 +102,20 @@ MAX_LABEL = 4096  # bytes of a label
 
 
 @dataclass(frozen=True)
-class ImageBytes:
+class ImageBytes(EncodedImage):
     """An encoded image in memory."""
 
-    name: str
     data: bytes = field(repr=False)
 
     def read(self) -> bytes:
         """Return the bytes of the image file."""
         return self.data
 
-    def __str__(self) -> str:
-        return self.name
-
 
 @dataclass(frozen=True)
-class FilePart:
+class FilePart(EncodedImage):
     """An encoded image inside a larger local file, which is read when the image is needed."""
 
-    name: str
     file: Path
     offset: int
     size: int
@@ -139,23 +134,16 @@ class FilePart:
             )
         return data
 
-    def __str__(self) -> str:
-        return self.name
-
 
 @dataclass(frozen=True)
-class Unusable:
-    """In place of an image that cannot be used; reading it states the reason."""
+class Unusable(EncodedImage):
+    """Stands for an image that cannot be used; reading it states the reason."""
 
-    name: str
     reason: str
 
     def read(self) -> bytes:
         """Raise `ImageError` with the reason."""
         raise ImageError(self.reason)
-
-    def __str__(self) -> str:
-        return self.name
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,14 @@ READ_AHEAD = 64  # samples that are read before they are needed
 
 
 class LabelLookup:
-    """From a label as given in the data to a class of the model.
+    """Finds the class of the model that a label of the data stands for.
 
     An integer is the model's own class where it can be: if there are no names, if the names are those of the
     model, or if the data declares as many names as the model has classes.
 
     Attributes:
-        names: Of integer labels, from a file that the user gave.
-        own_names: That the data itself declares.
+        names: Names of integer labels, from a file that the user gave.
+        own_names: Names that the data itself declares.
     """
 
     def __init__(
@@ -51,22 +51,20 @@ class LabelLookup:
         else:
             same = len(names) == classes.count and classes.names in (None, names)
         self.names = None if same else names or own_names
-        self._known: dict[str, int] = {}
+        self._classes: dict[str, int] = {}  # by label
 
     def index(self, label: str) -> int:
         """The class; `InputError` if there is none."""
-        if label not in self._known:
-            self._known[label] = self.classes.index(self._name(label))
-        return self._known[label]
-
-    def _name(self, label: str) -> str:
-        if self.names is None or not label.isdecimal():
-            return label
-        if int(label) >= len(self.names):
-            raise InputError(
-                f"label {label} is out of range: label_names has {len(self.names)} names, from 0"
-            )
-        return self.names[int(label)]
+        if label not in self._classes:
+            name = label
+            if self.names is not None and label.isdecimal():
+                if int(label) >= len(self.names):
+                    raise InputError(
+                        f"label {label} is out of range: label_names has {len(self.names)} names, from 0"
+                    )
+                name = self.names[int(label)]
+            self._classes[label] = self.classes.index(name)
+        return self._classes[label]
 
 
 @dataclass
@@ -74,8 +72,8 @@ class ImageStream:
     """Labeled images as they come.
 
     Attributes:
-        labels: None: labels are not used                    labels_needed: an image without label is
-            unusable.
+        labels: Finds the class of a label; None if labels are not used.
+        labels_needed: Whether an image without a label is unusable.
         limit: At most this many images.
     """
 
@@ -177,7 +175,7 @@ class ImageStream:
         return self._positions[name]
 
     def find(self, names: Sequence[str]) -> Iterator[Item]:
-        """These images again; nothing if the data is not on this machine."""
+        """The images of these names, read again; none if the data is not on this machine."""
         if not self.reader.local:
             return
         wanted, items = set(names), {}
@@ -239,16 +237,19 @@ def open_stream(
     return ImageStream(spec, reader, labels, labels_needed and labels is not None, limit)
 
 
-def list_images(given: Iterable[str | Path], limit: int | None = None) -> tuple[list[Path | Item], list[str]]:
-    """The files given, every image below the folders given, and the images of streams; labels are not read.
-    Then what of the streams could not be read whole, with reasons.
+def list_images(
+    sources: Iterable[str | Path], limit: int | None = None
+) -> tuple[list[Path | Item], list[str]]:
+    """The files, every image below the folders, and the images of the streams; labels are not read.
+
+    The second list names what of the streams could not be read whole, with reasons.
 
     Args:
         limit: At most this many images.
     """
     images: dict[Path | Item, None] = {}
     damaged: list[str] = []
-    for source in given:
+    for source in sources:
         if is_stream(source):
             stream = open_stream(StreamSpec.parse(str(source)), Unlabeled(), limit=limit)
             stream.first()  # wrong options are an error

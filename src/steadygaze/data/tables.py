@@ -102,8 +102,8 @@ class TableRows:
         return f"hf:{self.spec.location}, split {self.split}"
 
     def _sample(self, row: int, values: Mapping[str, Any]) -> Sample:
-        given = values.get(self.columns.get("key", ""))
-        key = f"{self.split}/{row:08d}" if given is None else str(given)
+        own_key = values.get(self.columns.get("key", ""))
+        key = f"{self.split}/{row:08d}" if own_key is None else str(own_key)
         label = values.get(self.columns.get("label", ""))
         try:
             image = self._encoded("image", key, values)

@@ -6,11 +6,9 @@ evaluate.py      evaluate(vit, batch, maps, metrics)
 removal.py       insertion and deletion by token removal
 perturbation.py  positive and negative pixel perturbation (Chefer et al., Vision DiffMask)
 magnitude.py     SaCo and completeness: the size of scores, not only their order
-localization.py  average precision, IoU and pointing game on masks
+localization.py  average precision, IoU and pointing game on masks; rank statistics with ties
 sanity.py        parameter randomization, class sensitivity, agreement between methods
-truth.py         AUROC and precision against known relevance
-ground_truth.py  synthetic tasks whose relevant patches are known
-ranks.py         rank statistics with ties
+truth.py         AUROC and precision against known relevance; synthetic tasks for which it is known
 
 A metric is an entry of the registry, in the file of its family; importing this package registers all of them.
 """

@@ -78,12 +78,12 @@ def evaluate(
         BrokenMapError: if a map has NaN or infinite values.
 
     Examples:
-    >>> import steadygaze as sg
-    >>> loaded, images = sg.load_model("embedded"), torch.randn(1, 3, 32, 32)
-    >>> batch = Batch(images, torch.tensor([3]))
-    >>> maps = sg.explain(loaded, images, target=3).scores[None]  # (1 method, 1 image, 8, 8)
-    >>> evaluate(loaded.model, batch, maps, ["deletion_aopc"]).values["deletion_aopc"].value.shape
-    torch.Size([1, 1])
+        >>> import steadygaze as sg
+        >>> loaded, images = sg.load_model("embedded"), torch.randn(1, 3, 32, 32)
+        >>> batch = Batch(images, torch.tensor([3]))
+        >>> maps = sg.explain(loaded, images, target=3).scores[None]  # (1 method, 1 image, 8, 8)
+        >>> evaluate(loaded.model, batch, maps, ["deletion_aopc"]).values["deletion_aopc"].value.shape
+        torch.Size([1, 1])
     """
     view = adapt(vit) if isinstance(vit, nn.Module) else vit
     chosen = {name: metric(name) for name in metrics}

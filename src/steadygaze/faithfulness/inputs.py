@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
 from steadygaze.errors import InputError
-from steadygaze.target import PRESENT, predictions
+from steadygaze.target import PRESENT, at_least_float32, predictions
 from steadygaze.vit.clean_forward import CleanForward
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.removal import chunk_of
@@ -38,9 +38,9 @@ class Batch:
             name.
 
     Examples:
-    >>> images, labels = torch.zeros(2, 3, 32, 32), torch.tensor([3, 5])
-    >>> Batch(images, labels, names=("a", "b")).names
-    ('a', 'b')
+        >>> images, labels = torch.zeros(2, 3, 32, 32), torch.tensor([3, 5])
+        >>> Batch(images, labels, names=("a", "b")).names
+        ('a', 'b')
     """
 
     images: Float[Tensor, "b c h w"]
@@ -90,7 +90,7 @@ class CachedForward(CleanForward):
 
     @cached_property
     def probabilities(self) -> Float[Tensor, "b classes"]:
-        """Of classes or labels, at least in float32; values as they are."""
+        """Probabilities of classes or labels, at least in float32; values as they are."""
         return self.predictions(self.logits)
 
     def predictions(self, logits: Tensor) -> Tensor:
@@ -116,11 +116,6 @@ class CachedForward(CleanForward):
         return chunk_of(self.images)
 
 
-def at_least_float32(x: Tensor) -> Tensor:
-    """x in its own precision or float32, whichever is higher, so that half precision is not rounded twice."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 @dataclass(frozen=True)
 class MetricInput:
     """The input of a metric's function: M maps of the B images of a batch.
@@ -141,9 +136,9 @@ class MetricInput:
         explained (Tensor): (M, B), the quantity that each map explains; None: the logit of the target.
 
     Examples:
-    >>> from steadygaze.faithfulness import Values
-    >>> def peak(given: MetricInput, names):  # whole example: `register_metric`
-    ...     return {name: Values(given.maps.flatten(2).amax(-1)) for name in names}
+        >>> from steadygaze.faithfulness import Values
+        >>> def peak(given: MetricInput, names):  # whole example: `register_metric`
+        ...     return {name: Values(given.maps.flatten(2).amax(-1)) for name in names}
     """
 
     vit: ViT

@@ -1,9 +1,4 @@
-"""Rank statistics with ties: average ranks, Spearman's ρ, AUROC, average precision.
-
-Formulas: docs/equations.md#rank-statistics. All functions work along the last axis and agree with scipy and
-scikit-learn.
-
-Localization metrics: does the map lie on the object?
+"""Localization metrics: does the map lie on the object? And the rank statistics that metrics share.
 
 Formulas: docs/equations.md#segmentation-ap, docs/equations.md#segmentation-chefer and
 docs/equations.md#pointing-game.
@@ -23,6 +18,9 @@ out.
 
 All in percent, 0..100, higher is better. NaN where a metric is undefined for an image: no object, no labeled
 pixel, or no positive relevance.
+
+Rank statistics with ties (average ranks, Spearman's ρ, AUROC, average precision) work along the last axis and
+agree with scipy and scikit-learn (docs/equations.md#rank-statistics).
 """
 
 from collections.abc import Sequence
@@ -186,7 +184,6 @@ def _first_maximum(x: Float[Tensor, " n"]) -> Int[Tensor, ""]:
 
 
 # -- registration
-# ------------------------------------------------------------------------------------------------------
 
 
 def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:

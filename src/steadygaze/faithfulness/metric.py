@@ -58,9 +58,9 @@ class Values:
         note (str): how it was measured, for the rows.
 
     Examples:
-    >>> import torch
-    >>> Values(torch.tensor([[0.5, 0.7]])).value.shape  # one map of each of two images
-    torch.Size([1, 2])
+        >>> import torch
+        >>> Values(torch.tensor([[0.5, 0.7]])).value.shape  # one map of each of two images
+        torch.Size([1, 2])
     """
 
     value: Float[Tensor, "m b"]
@@ -94,8 +94,8 @@ class Metric(Quantity):
         outputs (tuple[str, ...]): the outputs of models that it can measure.
 
     Examples:
-    >>> metric("insertion_accuracy").family, metric("pointing_game").needs_masks
-    ('removal', True)
+        >>> metric("insertion_accuracy").family, metric("pointing_game").needs_masks
+        ('removal', True)
     """
 
     _: KW_ONLY
@@ -161,21 +161,6 @@ def register_metric(
 ) -> Callable[[Callable[[MetricInput], Tensor | Values]], Callable[[MetricInput], Tensor | Values]]:
     """Register the decorated function as a faithfulness metric.
 
-    >>> import steadygaze as sg, torch
-    >>> @sg.register_metric("sparseness", better="higher", low=0, high=1)
-    ... def sparseness(given):
-    ...     "Gini coefficient of the absolute values of a map."
-    ...     values = given.maps.abs().flatten(2).sort(dim=2).values  # (M, B, patches)
-    ...     n = values.shape[2]
-    ...     weights = 2 * torch.arange(1, n + 1, device=values.device) - n - 1
-    ...     return (values * weights).sum(2) / (n * values.sum(2))
-    >>> model = sg.load_model("embedded")
-    >>> data = [(torch.rand(2, 3, 32, 32), torch.tensor([3, 5]))]
-    >>> rows = sg.verify(model, data, methods="gaze", metrics="sparseness")
-    >>> len(rows), all(0 <= row["value"] <= 1 for row in rows)
-    (2, True)
-    >>> METRICS.remove("sparseness")  # forget it again
-
     The function is given a `MetricInput` (maps, target, images, masks, the model and its logits) and returns
     a tensor (M, B), one number for each map and image, or `Values` with details. It runs without gradients
     unless the metric declares needs_explain, and the model is left as it was. From then on the metric works
@@ -200,6 +185,22 @@ def register_metric(
 
     Returns:
         Callable: the decorator, which returns the function unchanged.
+
+    Examples:
+        >>> import steadygaze as sg, torch
+        >>> @sg.register_metric("sparseness", better="higher", low=0, high=1)
+        ... def sparseness(given):
+        ...     "Gini coefficient of the absolute values of a map."
+        ...     values = given.maps.abs().flatten(2).sort(dim=2).values  # (M, B, patches)
+        ...     n = values.shape[2]
+        ...     weights = 2 * torch.arange(1, n + 1, device=values.device) - n - 1
+        ...     return (values * weights).sum(2) / (n * values.sum(2))
+        >>> model = sg.load_model("embedded")
+        >>> data = [(torch.rand(2, 3, 32, 32), torch.tensor([3, 5]))]
+        >>> rows = sg.verify(model, data, methods="gaze", metrics="sparseness")
+        >>> len(rows), all(0 <= row["value"] <= 1 for row in rows)
+        (2, True)
+        >>> METRICS.remove("sparseness")  # forget it again
     """
 
     def decorate(

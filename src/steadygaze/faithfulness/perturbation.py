@@ -26,11 +26,12 @@ from torch import Tensor
 from torchvision.transforms.functional import gaussian_blur
 
 from steadygaze.errors import InputError, UnknownNameError
-from steadygaze.faithfulness.inputs import Batch, CachedForward, MetricInput, at_least_float32
+from steadygaze.faithfulness.inputs import Batch, CachedForward, MetricInput
 from steadygaze.faithfulness.localization import upsample
 from steadygaze.faithfulness.metric import Metric, Values, add_metrics
 from steadygaze.quantity import INF, Better
 from steadygaze.seeding import image_seed
+from steadygaze.target import at_least_float32
 
 FILLS = ("zero", "mean", "blur", "noise")
 FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -160,7 +161,6 @@ def blur(images: Float[Tensor, "b c h w"], sigma: float) -> Float[Tensor, "b c h
 
 
 # -- registration
-# ------------------------------------------------------------------------------------------------------
 
 
 def _entry(name: str, unit: str, better: Better, high: float, summary: str) -> Metric:

@@ -37,8 +37,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from steadygaze.errors import InputError
-from steadygaze.faithfulness.inputs import RATIOS, CachedForward, MetricInput, at_least_float32
+from steadygaze.faithfulness.inputs import RATIOS, CachedForward, MetricInput
 from steadygaze.faithfulness.metric import Curve, Metric, Values, add_metrics
+from steadygaze.target import at_least_float32
 from steadygaze.vit.removal import Group, Piece, pieces, reads_nothing, run_pieces
 
 NAMES = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
@@ -54,10 +55,11 @@ def ranking(maps: Float[Tensor, "*b gh gw"]) -> Int[Tensor, "*b p"]:
 
 
 class Curves(NamedTuple):
-    """At every ratio; index 0 is insertion, 1 is deletion.
+    """What the model predicts at every ratio; index 0 is insertion, 1 is deletion.
 
     Attributes:
-        correct: 0 or 1, or the chance level            probability: of the target; a value itself.
+        correct: 1 if the target is predicted, 0 if not, or the chance level.
+        probability: Probability of the target; for regression its value.
         output: The target's logit, or its value.
     """
 
@@ -107,15 +109,15 @@ def curves(
         k = int(ratio * p)
         settings += [(INSERTION, index, k), (DELETION, index, p - k)]
     forward_passes: list[Piece] = []
-    for kind, index, left in sorted(settings, key=lambda setting: (setting[2], setting[0], setting[1])):
-        if left == p:
+    for kind, index, remaining in sorted(settings, key=lambda setting: (setting[2], setting[0], setting[1])):
+        if remaining == p:
             found[:, kind, index] = _read(whole, whole.logits, target, image[:b]).repeat(1, m)
-        elif left == 0 and reads_nothing(whole.vit):
+        elif remaining == 0 and reads_nothing(whole.vit):
             found[:2, kind, index] = _chance(whole)
             found[2, kind, index] = float("nan")
         else:
-            keep = order[..., :left] if kind == INSERTION else order[..., p - left :]
-            group = Group(image, keep.reshape(m * b, left))
+            keep = order[..., :remaining] if kind == INSERTION else order[..., p - remaining :]
+            group = Group(image, keep.reshape(m * b, remaining))
             forward_passes += pieces(whole.vit, whole.tokens, group, (kind, index))
     for piece, logits in run_pieces(whole.vit, whole.tokens, forward_passes):
         images = piece.group.image
@@ -171,7 +173,6 @@ def checked_ratios(ratios: Sequence[float]) -> tuple[float, ...]:
 
 
 # -- registration
-# ------------------------------------------------------------------------------------------------------
 
 
 def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:

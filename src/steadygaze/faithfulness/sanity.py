@@ -44,9 +44,10 @@ def randomization(
 ) -> Values:
     """1 − |ρ| after the weights are shuffled, layer by layer.
 
+    A constant map gives NaN; a map that becomes constant has changed (ρ = 0).
+
     Args:
-        cascade: False shuffles one layer at a time and restores it before the next. A constant map gives NaN;
-            a map that becomes constant has changed (ρ = 0).
+        cascade: False shuffles one layer at a time and restores it before the next.
     """
     model = deepcopy(vit.model)
     correlations = []
@@ -150,7 +151,6 @@ def _maps(explain: Explain, model: nn.Module, images: Tensor, target: Tensor, li
 
 
 # -- registration
-# ------------------------------------------------------------------------------------------------------
 
 
 def _randomization(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:

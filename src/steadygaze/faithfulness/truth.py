@@ -1,4 +1,4 @@
-"""Metrics against known relevance (docs/equations.md#known-truth).
+"""Metrics against known relevance, and synthetic tasks for which it is known (docs/equations.md#known-truth).
 
 A patch is relevant if most of its labeled pixels are object (255). Patches without labeled pixels are
 left out.
@@ -10,7 +10,7 @@ left out.
 
 Higher is better. NaN where all patches are relevant, or none.
 
-Synthetic tasks whose relevant patches are known, and a small ViT trained on them.
+Tasks on which a small ViT is trained:
 
 counting   grid x grid cells of pure colors; the class is the number n of red cells (Vision DiffMask). The
            red cells and all the other cells are both faithful explanations, so a model is scored against
@@ -75,7 +75,6 @@ def relevant_patches(
 
 
 # -- registration
-# ------------------------------------------------------------------------------------------------------
 
 
 def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:

@@ -15,7 +15,7 @@ from steadygaze.loading.checkpoint import fit, read_weights
 from steadygaze.loading.loaded import LoadedModel, ModelOptions
 from steadygaze.loading.open_clip import PREFIX as OPEN_CLIP_PREFIX
 from steadygaze.loading.open_clip import build_open_clip_model
-from steadygaze.loading.timm import build_timm_model, is_timm_name
+from steadygaze.loading.timm import build_timm_model, is_timm_name, without_prefix
 from steadygaze.loading.torchvision import PREFIX, build_torchvision_model, vit_names
 from steadygaze.loading.transformers import build_transformers_model
 from steadygaze.modules import restore
@@ -28,7 +28,7 @@ def build_model(name: str, options: ModelOptions) -> LoadedModel:
 
     Only models of timm (and of this package) can be built without weights, with arguments or with a new head.
     """
-    timm_name = name.removeprefix("timm:").removeprefix("timm/")
+    timm_name = without_prefix(name)
     if is_timm_name(timm_name) and not (Path(name) / "config.json").is_file():
         return build_timm_model(timm_name, options)
     if options.arguments or options.new_head or (options.weights is None and not options.pretrained):

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor, nn
 
+from steadygaze.data.images import first_line
 from steadygaze.errors import CheckpointError, SteadygazeError
 
 Weights = dict[str, Tensor]
@@ -60,14 +61,19 @@ def read_weights(path: str | Path) -> Weights:
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} contains more than tensors: reading it would execute code from the file, which "
-            "steadygaze "
-            "never does. If you trust it, save its state_dict, preferably as .safetensors."
+            "steadygaze never does. If you trust it, save its state_dict, preferably as .safetensors."
         ) from error
     except Exception as error:  # safetensors, zipfile and torch each raise their own kinds
-        reason = f"{type(error).__name__}: {_first_line(error)}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise CheckpointError(f"{path} is not a readable checkpoint ({reason})") from error
     weights = _unwrap(content, path)
-    _check_tensors(weights, path)
+    for name, value in weights.items():
+        if not isinstance(name, str):
+            raise CheckpointError(f"{path}: expected names of tensors, got {name!r:.80}")
+        if kind := _unusual_kind(value):
+            raise CheckpointError(
+                f"{path}: expected dense tensors of real numbers, but {name:.200} is {kind}"
+            )
     return weights
 
 
@@ -81,19 +87,8 @@ def _check_not_compressed(path: Path) -> None:
                 )
 
 
-def _check_tensors(weights: Weights, path: Path) -> None:
-    """`CheckpointError` for tensors that no model of ours can load, or that are larger than the file."""
-    for name, value in weights.items():
-        if not isinstance(name, str):
-            raise CheckpointError(f"{path}: expected names of tensors, got {name!r:.80}")
-        kind = _unusual_kind(value)
-        if kind:
-            raise CheckpointError(
-                f"{path}: expected dense tensors of real numbers, but {name:.200} is {kind}"
-            )
-
-
 def _unusual_kind(value: Tensor) -> str | None:
+    """What a tensor is that no model can load, or that is larger than the file; None for any other."""
     if value.is_quantized:
         return "quantized"
     if value.layout != torch.strided:
@@ -172,7 +167,7 @@ def _number_kind(value: Tensor) -> str:
 
 
 def _check_finite(model: nn.Module, weights: Weights, source: str) -> None:
-    """`CheckpointError` for parameters that are not finite in the model's own type. Buffers may hold -inf."""
+    """Raise `CheckpointError` for parameters that are not finite in the model's type. Buffers may be."""
     for name, parameter in model.named_parameters(remove_duplicate=False):
         value = weights[name].to(parameter.dtype)
         if not torch.isfinite(value).all():
@@ -218,10 +213,6 @@ def _first(names: list[str]) -> str:
     return ", ".join(name[:MAX_NAME] for name in names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or "no details").splitlines()[0]
-
-
 # -- the hub ------------------------------------------------------------
 
 
@@ -242,14 +233,12 @@ def hub(name: str, local: bool = False) -> Iterator[None]:
     except Exception as error:
         if not local and not isinstance(error, OSError | RuntimeError | ValueError):
             raise  # no fault of the hub; of a folder, everything is the folder's
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = shorten(first_line(error), 200 if local else 120)
         if local:
-            raise CheckpointError(
-                f"{name} cannot be read as a transformers folder ({shorten(reason, 200)})"
-            ) from error
+            raise CheckpointError(f"{name} cannot be read as a transformers folder ({reason})") from error
         raise CheckpointError(
             f"the weights of {name} are not on this machine and could not be downloaded "
-            f"({shorten(reason, 120)}). Give a local file as checkpoint, or use the model 'embedded'."
+            f"({reason}). Give a local file as checkpoint, or use the model 'embedded'."
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = before

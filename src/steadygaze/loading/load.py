@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -191,7 +192,11 @@ def load_model(
         )
         loaded = _from_name(model, checkpoint, options)
     if device is not None:
-        loaded = replace(loaded, model=_moved(loaded.model, device))
+        try:
+            loaded = replace(loaded, model=loaded.model.to(device))
+        except (RuntimeError, AssertionError) as error:
+            reason = f"cannot be used here ({error}); 'cpu' always can"
+            raise InputError(f"device {str(device)!r} {reason}") from error
     stated = overridden(preprocess or loaded.preprocess, image_size, mean, std)
     assert stated is not None
     if stated != loaded.preprocess:
@@ -204,8 +209,8 @@ def load_model(
         loaded = replace(loaded, model=CustomForward(loaded.model, forward))
     if class_names is not None:
         _check_number_of_names(loaded)
-    given = None if task is None else task_of_outputs(outputs_of_task(task))
-    task = given or loaded.task or own_task(loaded.model)
+    stated_task = None if task is None else task_of_outputs(outputs_of_task(task))
+    task = stated_task or loaded.task or own_task(loaded.model)
     return loaded if task == loaded.task else replace(loaded, task=task)
 
 
@@ -243,7 +248,7 @@ def _with_weights(name: str, checkpoint: str | Path, options: ModelOptions, from
 
 
 def _check_number_of_names(loaded: LoadedModel) -> None:
-    """`InputError` unless there are as many names as outputs for a blank image; nothing if it cannot run."""
+    """Raise `InputError` unless there are as many names as outputs; nothing if the model cannot run."""
     parameter = next(loaded.model.parameters(), torch.zeros(0))
     image = torch.zeros(1, 3, *loaded.size, device=parameter.device, dtype=parameter.dtype)
     try:
@@ -265,14 +270,19 @@ def _from_module(
     given: LoadedModel | Preprocess | None,
     stated: Callable[[], Preprocess | None] = lambda: None,
 ) -> LoadedModel:
-    """stated: the preprocessing that the user states piece by piece, asked if the module has none."""
+    """The module with the weights of the checkpoint, its preprocessing and class names.
+
+    Args:
+        given: The loaded model, or the preprocessing, that the user gave.
+        stated: Makes the preprocessing of the values that the user states, called if nothing else gives one.
+    """
     if checkpoint is not None:
         fit(module, read_weights(checkpoint), str(checkpoint))
-    name, source, preprocess, class_names = _identify(module)
     if isinstance(given, LoadedModel):
         loaded = given
     else:
-        preprocess = given or preprocess or stated()
+        name, source, own_preprocess, class_names = _identify(module)
+        preprocess = given or own_preprocess or stated()
         if preprocess is None:
             raise InputError(
                 f"the preprocessing of {type(module).__name__} is not known: it has neither a pretrained_cfg "
@@ -295,16 +305,7 @@ def _identify(module: nn.Module) -> tuple[str, str, Preprocess | None, tuple[str
         path = str(getattr(config, "_name_or_path", "") or "")
         preprocess = None
         if path:
-            try:
+            with suppress(OSError, ValueError):  # no image processor there
                 preprocess = read_preprocess(path)
-            except (OSError, ValueError):
-                preprocess = None  # no image processor there
         return path or type(module).__name__, "transformers", preprocess, config_class_names(module)
     return type(module).__name__, type(module).__module__.partition(".")[0], None, None
-
-
-def _moved(model: nn.Module, device: torch.device | str) -> nn.Module:
-    try:
-        return model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {str(device)!r} cannot be used here ({error}); 'cpu' always can") from error

@@ -78,7 +78,7 @@ class LoadedModel:
         return facts(self.name, self._facts())
 
     def _facts(self) -> dict[str, str]:
-        """What a summary says: never the path of a file, which is nobody else's business."""
+        """What a summary shows: never the path of a file, which may be private."""
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         height, width = self.size
         names = self.class_names or ()
@@ -119,8 +119,10 @@ class LoadedModel:
         return self.preprocess.to_image(image)
 
     def class_index(self, name: str) -> int:
-        """The class with this name or number. Names are compared without case, first as a whole, then by each
-        part between commas."""
+        """The class with this name or number.
+
+        Names are compared without case, first as a whole, then by each part between commas.
+        """
         if name.isdecimal():
             return int(name)
         if self.class_names is None:

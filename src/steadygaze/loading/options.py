@@ -16,7 +16,13 @@ from typing import Any
 
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import InputError, UnknownNameError
-from steadygaze.loading.timm import HUB_PREFIXES, constructor_arguments, is_timm_name, number_of_elements
+from steadygaze.loading.timm import (
+    HUB_PREFIXES,
+    constructor_arguments,
+    is_timm_name,
+    number_of_elements,
+    without_prefix,
+)
 
 MAX_SIDE = 4096  # of images and patches
 MAX_REPEATS = 1000  # of blocks and stages
@@ -27,7 +33,7 @@ BYTES = 4  # of an element, in float32
 
 
 def check_new_model(name: str, num_classes: int | None, arguments: Mapping[str, Any]) -> None:
-    """`InputError` unless timm's constructor takes the arguments and the model fits into memory.
+    """Raise `InputError` unless timm's constructor takes the arguments and the model fits into memory.
 
     Names of the hub are not checked: their constructor is known after a download only.
     """
@@ -51,8 +57,8 @@ def check_new_model(name: str, num_classes: int | None, arguments: Mapping[str, 
     if elements * BYTES > memory:
         raise InputError(
             f"arguments: {name} with {dict(arguments)} has {elements:,} elements, "
-            f"{elements * BYTES / 2**30:,.0f} GB in float32; this machine has "
-            f"{memory / 2**30:,.0f} GB. Use a smaller model."
+            f"{elements * BYTES / 2**30:,.0f} GB in float32; this machine has {memory / 2**30:,.0f} GB. "
+            "Use a smaller model."
         )
 
 
@@ -81,11 +87,11 @@ ClassNames = str | Path | Sequence[str]
 ImageSize = int | Sequence[int]
 
 
-def read_class_names(given: ClassNames) -> tuple[str, ...]:
+def read_class_names(class_names: ClassNames) -> tuple[str, ...]:
     """Names in the order of the classes: a sequence, or a file: one name a line, or a JSON list or dict."""
-    if not isinstance(given, (str, Path)):
-        return tuple(str(name) for name in given)
-    path = Path(given)
+    if not isinstance(class_names, (str, Path)):
+        return tuple(str(name) for name in class_names)
+    path = Path(class_names)
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if path.suffix == ".json" else text.splitlines()
@@ -151,18 +157,20 @@ def overridden(
             kind = "numbers" if name == "mean" else "numbers above 0"
             raise InputError(f"{name}: expected three {kind}, got {list(values)}", option=name)
     size = None if image_size is None else image_size_pair(image_size)
-    given = {name: list(values) for name, values in (("mean", mean), ("std", std)) if values is not None}
+    normalization = {
+        name: list(values) for name, values in (("mean", mean), ("std", std)) if values is not None
+    }
     if preprocess is not None and size is not None and size != preprocess.size:
         preprocess = preprocess.override(size=size)
-    if preprocess is None or not given:
+    if preprocess is None or not normalization:
         return preprocess
-    return Preprocess({**preprocess.config, **given})
+    return Preprocess({**preprocess.config, **normalization})
 
 
 def stated_preprocess(
     image_size: ImageSize | None, mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> Preprocess | None:
-    """Of a model whose library describes none; None if no image size is stated."""
+    """The preprocessing of a model whose library describes none; None if no image size is stated."""
     if image_size is None:
         return None
     for name, values in (("mean", mean), ("std", std)):
@@ -180,7 +188,7 @@ def constructor_options(
 ) -> dict[str, Any]:
     """Arguments of the constructor: those given, and the image size where a timm model takes one."""
     arguments = dict(model_kwargs or {})
-    timm_name = name.removeprefix("timm:").removeprefix("timm/")
+    timm_name = without_prefix(name)
     if image_size is None or "img_size" in arguments or timm_name.startswith(HUB_PREFIXES):
         return arguments
     if is_timm_name(timm_name) and "img_size" in constructor_arguments(timm_name):

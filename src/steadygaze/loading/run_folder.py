@@ -38,7 +38,7 @@ Deviation = Annotated[FiniteFloat, Field(gt=0, le=1000)]
 
 
 class _Schema(BaseModel):
-    """Keys that other versions add are kept."""
+    """Base of the schemas of a description; keys that other versions add are kept."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -95,7 +95,7 @@ def parse_description(text: str, origin: str) -> Description:
 
 
 def check_arguments(description: Description, weights: Weights, origin: str) -> None:
-    """`CheckpointError` unless timm's constructor takes the arguments and the file can hold them."""
+    """Raise `CheckpointError` unless timm's constructor takes the arguments and the file can hold them."""
     name, arguments = description["model"], description["arguments"]
     if not arguments or not is_timm_name(name):
         return
@@ -163,7 +163,7 @@ def rebuild(description: Description, options: ModelOptions) -> LoadedModel:
 
 
 def _check_image_size(model: nn.Module, size: Sequence[int], origin: str) -> None:
-    """`CheckpointError` if the described images are not those that a model of one size takes."""
+    """Raise `CheckpointError` if the described images are not those that a model of one size takes."""
     embedding = getattr(model, "patch_embed", None)
     own = getattr(embedding, "img_size", None)
     if own and getattr(embedding, "strict_img_size", False) and tuple(own) != tuple(size):

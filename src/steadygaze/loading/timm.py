@@ -25,6 +25,11 @@ PROJECTIONS = ("dino_head.", "ibot_head.", "head.mlp.", "head.last_layer.")  # o
 SPARE_ELEMENTS = 10_000_000  # that a model may have beyond twice those of its file
 
 
+def without_prefix(name: str) -> str:
+    """The name of a model of timm without `timm:` or `timm/` in front of it."""
+    return name.removeprefix("timm:").removeprefix("timm/")
+
+
 def is_timm_name(name: str) -> bool:
     """Whether timm can create a model of this name: registered, with or without a tag, or from the hub."""
     import timm
@@ -34,12 +39,14 @@ def is_timm_name(name: str) -> bool:
 
 def build_timm_model(name: str, options: ModelOptions) -> LoadedModel:
     """Build a model of timm, see `build_model`; name: without the prefix."""
+    from timm import get_pretrained_cfg_value
+
     weights, num_classes, arguments = options.weights, options.num_classes, options.arguments
     if weights is None:
         model = create_timm_model(name, num_classes, pretrained=options.pretrained, arguments=arguments)
     else:
         if num_classes is None and not options.new_head:
-            num_classes = head_width(weights, classifier_names(name))
+            num_classes = head_width(weights, _head_names(get_pretrained_cfg_value(name, "classifier")))
         model = create_timm_model(name, num_classes, pretrained=False, arguments=arguments)
         weights = with_timm_names(weights, model)
         if "img_size" in arguments:
@@ -98,16 +105,15 @@ def constructor_arguments(name: str) -> frozenset[str]:
 def check_model_size(
     name: str, num_classes: int, arguments: Mapping[str, Any], weights: Weights, origin: str
 ) -> None:
-    """`CheckpointError` if the model is much larger than the file: checked before its memory is allocated."""
+    """Raise `CheckpointError` if the model is much larger than the file, before its memory is allocated."""
     if name.startswith(HUB_PREFIXES) or not is_timm_name(name):
         return
     try:
-        model = _meta_model(name, num_classes=num_classes, **arguments)
+        needed = number_of_elements(name, num_classes=num_classes, **arguments)
     except Exception as error:  # of constructors that were given odd values
         raise CheckpointError(
             f"{origin}: {name} cannot be built with {dict(arguments)} ({type(error).__name__}: {error})"
         ) from error
-    needed = sum(tensor.numel() for tensor in model.state_dict().values())
     available = sum(tensor.numel() for tensor in weights.values())
     if needed > 2 * available + SPARE_ELEMENTS:
         raise CheckpointError(
@@ -135,14 +141,8 @@ def _meta_model(name: str, **arguments: Any) -> nn.Module:
     return model
 
 
-def classifier_names(name: str) -> list[str]:
-    """Names of the layers that give the logits, as timm's configuration of the model lists them."""
-    import timm
-
-    return _head_names(timm.get_pretrained_cfg_value(name, "classifier"))
-
-
 def _head_names(listed: str | Sequence[str] | None) -> list[str]:
+    """Names of the layers that give the logits, from what timm's configuration of a model lists."""
     return [listed or "head"] if isinstance(listed, str | None) else list(listed)
 
 

@@ -19,13 +19,13 @@ from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import CheckpointError, InputError
 from steadygaze.loading.checkpoint import Weights, fit, head_width, hub, read_weights
 from steadygaze.loading.loaded import LoadedModel, ModelOptions
+from steadygaze.loading.options import MAX_REPEATS
 from steadygaze.loading.timm import SPARE_ELEMENTS
 from steadygaze.modules import restore
 from steadygaze.questions.text import is_empty
 
 SHOWN = 5  # names of tensors that an error lists
 MAX_SIZE = 1_000_000  # of any integer in a config.json
-MAX_REPEATS = 1_000  # of a number of layers there
 TEXT_IMAGE_MODELS = ("CLIPModel", "MetaClip2Model", "SiglipModel", "Siglip2Model")
 TEXT_IMAGE, ANSWERS, GENERATES = (
     "model of images and text",
@@ -112,7 +112,7 @@ def _read_tokenizer(name: str, kind: str, trust: dict[str, bool]) -> Any:
 
 @contextmanager
 def without_progress_bar() -> Iterator[None]:
-    """Without transformers' bar while it reads weights; downloads from the hub keep theirs."""
+    """Hide transformers' progress bar while it reads weights; downloads from the hub keep theirs."""
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
         disable_progress_bars,
@@ -138,7 +138,7 @@ def without_progress_bar() -> Iterator[None]:
 
 @contextmanager
 def _custom_code(name: str) -> Iterator[None]:
-    """Transformers' refusal to execute code of a model, in words of ours."""
+    """Turn transformers' refusal to execute code of a model into a `CheckpointError`."""
     try:
         yield
     except ValueError as error:
@@ -148,7 +148,7 @@ def _custom_code(name: str) -> Iterator[None]:
 
 
 def _check_sizes(config: Any, auto: Any, name: str, options: dict[str, Any]) -> None:
-    """`CheckpointError` if the config of a folder describes a model much larger than the folder's weights."""
+    """Raise `CheckpointError` if a folder's config describes a model much larger than its weights."""
     folder = Path(name)
     if not folder.is_dir():
         return
@@ -196,7 +196,11 @@ def _needs_code(name: str, reason: str) -> CheckpointError:
 def read_preprocess(
     name: str, *, trust_remote_code: bool = False, fallback: Preprocess | None = None
 ) -> Preprocess:
-    """From the image processor of a folder or of a repository on the hub. fallback: for a folder without."""
+    """Read the preprocessing from the image processor of a folder or of a repository on the hub.
+
+    Args:
+        fallback: For a folder without an image processor.
+    """
     from transformers import AutoImageProcessor
 
     try:

@@ -34,17 +34,17 @@ class SuppressedAttention(Seam):
     def factor_of(self, keys: int) -> Float[Tensor, "s keys"]:
         """The factors of that many keys: all tokens, the patches, or a pooling's own token and all tokens."""
         f = self.factor
-        known = {
+        factors = {
             f.shape[1]: f,
             f.shape[1] - self.prefix: f[:, self.prefix :],
             f.shape[1] + 1: F.pad(f, (1, 0), value=1.0),
         }
-        if keys not in known:
+        if keys not in factors:
             raise InputError(
                 f"atman: expected attention over {f.shape[1]} tokens, got {keys} keys in an attention of "
                 f"the model"
             )
-        return known[keys]
+        return factors[keys]
 
     def sdpa(
         self,

@@ -59,7 +59,7 @@ def attnlrp(trace: Trace, layer: int, *, gamma: float = 0.0) -> Float[Tensor, "b
     """AttnLRP: relevance through attention and softmax, as input x modified gradient.
 
     Args:
-        gamma: Of the γ rule on every linear map and convolution of the blocks and the head; 0 leaves it out.
+        gamma: γ of every linear map and convolution of the blocks and the head; 0 leaves the rule out.
     """
     return ixg(trace, layer)
 
@@ -78,8 +78,8 @@ def attnlrp_gamma(
     """AttnLRP with the γ rule down to the pixels, summed over each patch: the authors' setting for ViTs.
 
     Args:
-        gamma: Of linear maps and of convolutions.
-        conv_gamma: See `gamma`.
+        gamma: γ of linear maps.
+        conv_gamma: γ of convolutions.
         attention: "shared" as in `attnlrp`, or "held" (no relevance for queries and keys, as in the authors'
             code for ViTs).
     """

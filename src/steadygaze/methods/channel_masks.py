@@ -140,7 +140,7 @@ def tis(
     Args:
         clusters: Centroids of k-means.
         keep: Share of the patches that a mask keeps.
-        seed: Of the first centroids.
+        seed: Random seed of the first centroids.
     """
     if not isinstance(clusters, int) or clusters < 1:
         raise InputError(f"tis: clusters must be an integer >= 1, got {clusters!r}")
@@ -148,7 +148,8 @@ def tis(
         raise InputError(f"tis: keep is the share of the patches that a mask keeps, in 0..1, got {keep!r}")
     count = max(1, int(keep * query.patches))
     generators = image_generators(query.images, seed)
-    centroids = [k_means(one, clusters, g) for one, g in zip(all_channels(query), generators, strict=True)]
+    channels = zip(all_channels(query), generators, strict=True)
+    centroids = [k_means(points, clusters, generator) for points, generator in channels]
     total = check_budget("tis", budget, 1, len(centroids[0]))
     order = torch.stack(centroids)[:, :total].argsort(dim=2, descending=True, stable=True)
     masks = torch.zeros(order.shape, dtype=torch.bool).scatter_(2, order[:, :, :count], True)

@@ -166,7 +166,7 @@ def states(vit: ViT, empty: Tensor, hidden: Sequence[Tensor], prefix: Tensor | N
     """h̄⁰, h¹ .. h^{L+1}: (B, T, d_l). Plain ViTs: all tokens, prefix first. Hierarchical: the map's cells.
 
     Args:
-        prefix: H̄⁰ of the prefix tokens (`prefix_tokens`); None: 0. The gates of patches do not depend on it.
+        prefix: h̄⁰ of the prefix tokens (`prefix_tokens`); None: 0. The gates of patches do not depend on it.
     """
     content = hidden[0] - empty
     if vit.plan.global_attention:

@@ -233,8 +233,8 @@ class _Batch:
         for m in methods:
             if m.base.kind == "model":
                 queries = [self.query(m, column, hidden, logits) for column in self.columns(logits)]
-                made = [m.base.function(query, **m.function_options) for query in queries]
-                maps[m.name] = [one if isinstance(one, Shares) else Shares(one) for one in made]
+                scores = [m.base.function(query, **m.function_options) for query in queries]
+                maps[m.name] = [s if isinstance(s, Shares) else Shares(s) for s in scores]
         results = {}
         for m in methods:  # a loop: a comprehension has a frame of its own, which `stacklevel` would count
             results[m.name] = self.attribution(m, maps[m.name], logits)
@@ -280,10 +280,10 @@ class _Batch:
         def joined(tensors: list[Tensor]) -> Tensor:
             return (torch.stack(tensors, 1) if several else tensors[0]).detach()
 
-        scores = joined([one.scores for one in maps])
+        scores = joined([shares.scores for shares in maps])
         _check_map(m, scores)
-        rest = [one.unattributed for one in maps if one.unattributed is not None]
-        parts = [one.parts for one in maps if one.parts is not None]
+        rest = [shares.unattributed for shares in maps if shares.unattributed is not None]
+        parts = [shares.parts for shares in maps if shares.parts is not None]
         score = "callable" if classes is None else self.score_of(m)
         return Attribution(
             scores=scores,
@@ -293,7 +293,7 @@ class _Batch:
             score=score,
             outputs=self.outputs,
             unattributed=joined(rest) if rest else None,
-            parts={name: joined([one[name] for one in parts]) for name in parts[0]} if parts else None,
+            parts={name: joined([part[name] for part in parts]) for name in parts[0]} if parts else None,
         )
 
     @property

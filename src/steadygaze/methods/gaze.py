@@ -152,7 +152,7 @@ def gaze_halves(query: Query, *, weight: float = OWN_HALF) -> Float[Tensor, "b h
     """`gaze_removal` of the whole image, and of its more relevant half and its other half alone.
 
     Args:
-        weight: Of what was measured in a patch's own half.
+        weight: Weight of what was measured in a patch's own half.
     """
     whole = removal_effects(query, query.tokens)
     order = whole.argsort(dim=1, descending=True, stable=True)

@@ -86,8 +86,7 @@ def _bias_maps(trace: Trace, first: int, *, implicit: bool = False) -> list[Floa
     if implicit and any(a.v is None for record in trace.run.records for a in record.attention):
         raise MethodUnavailableError(
             f"implicit=True: a {trace.vit.plan.kind} mixes attention after softmax, whose offset is not "
-            f"known. "
-            f"Use implicit=False with freeze=1: then there are no such terms."
+            "known. Use implicit=False with freeze=1: then there are no such terms."
         )
     return [m for l in range(first, trace.depth + 1) for m in trace.bias_maps(l, implicit=implicit)]
 

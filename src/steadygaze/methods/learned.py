@@ -27,9 +27,9 @@ class FileKind:
     """What a learned method calls its files.
 
     Attributes:
-        key: Of the metadata.
-        content: Such as "gates of Vision DiffMask".
-        command: The one that trains them.
+        key: Key of the metadata.
+        content: What a file holds, such as "gates of Vision DiffMask".
+        command: The command that trains them.
     """
 
     key: str

@@ -19,7 +19,7 @@ size s, over all sets of that size, is ∝ 1/(s (P − s)): sizes are drawn by i
 weights. In hsic K_j is the Dirac kernel of z_j and L the RBF kernel of f, its width the median distance.
 
 f is the probability of the class (score="prob") unless another score is requested. Hidden patches are
-removed (see `vit.subsets`), which makes these methods fast: a run with half of the patches costs half.
+removed (see `vit.removal`), which makes these methods fast: a run with half of the patches costs half.
 `budget` counts runs. The list of runs starts the same whatever its length, so that a smaller budget, or an
 interrupted search, is a prefix of a longer one.
 """
@@ -34,7 +34,7 @@ from torch import Tensor
 from steadygaze.errors import UnknownNameError
 from steadygaze.methods.registry import register_method
 from steadygaze.methods.search import check_budget, evaluate_subsets, explained_values, uniform_draws
-from steadygaze.target import predictions
+from steadygaze.target import at_least_float32, predictions
 from steadygaze.trace.completeness import Shares
 from steadygaze.trace.query import Query
 
@@ -208,7 +208,7 @@ def hsic(
 
 
 def _distribution(query: Query, logits: Float[Tensor, "b r c"]) -> Float[Tensor, "b r c"]:
-    return predictions(query.vit.plan.outputs, logits.to(torch.promote_types(logits.dtype, torch.float32)))
+    return predictions(query.vit.plan.outputs, at_least_float32(logits))
 
 
 def _class(query: Query, logits: Float[Tensor, "b r c"]) -> Float[Tensor, "b r 1"]:

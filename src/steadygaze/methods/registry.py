@@ -204,8 +204,8 @@ class Method:
     Attributes:
         name: `stem`, a colon and the options in `given`.
         options: All options, also those that an alias stands for.
-        stem: The name without options and the options, as the user wrote them.
-        given: See `stem`.
+        stem: The name without options, as the user wrote it.
+        given: The options that the user wrote.
 
     Examples:
         >>> import steadygaze as sg
@@ -443,7 +443,7 @@ def method(name: str, **options: Any) -> Method:
     entry = _entry(stem)
     if isinstance(entry, Alias):
         return _aggregated_alias(name, stem, aggregator, entry, options)
-    if entry is None or (plus and name in SYNONYMS):  # "gradcam++" is no aggregation of gradcam
+    if entry is None or (plus and name in SYNONYMS):  # "gradcam++" is not an aggregation of gradcam
         raise UnknownNameError(
             "method", name if name in SYNONYMS else stem, METHODS, METHODS.hint, METHODS.synonyms
         )
@@ -454,9 +454,9 @@ def method(name: str, **options: Any) -> Method:
     )
 
 
-def _named(chosen: Method, stem: str, given: Options) -> Method:
+def _named(chosen: Method, stem: str, options: Options) -> Method:
     """The method under the name that the user wrote."""
-    return replace(chosen, name=join_name(stem, given), stem=stem, given=tuple(sorted(given.items())))
+    return replace(chosen, name=join_name(stem, options), stem=stem, given=tuple(sorted(options.items())))
 
 
 def _aggregated_alias(name: str, stem: str, aggregator: str, alias: Alias, options: dict[str, Any]) -> Method:

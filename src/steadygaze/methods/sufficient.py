@@ -66,10 +66,10 @@ class SufficientSubsets:
 
     Attributes:
         subset: The places that suffice.
-        subset_confidence: P_c of the subset alone.
+        subset_confidence: p_c of the subset alone.
         reached: Whether that is at least the threshold.
         step: When a place was hidden, counted from 0; the number of steps if it never was.
-        confidence: P_c before each step, the first of the whole image.
+        confidence: p_c before each step, the first of the whole image.
         left: Number of remaining places before each step.
     """
 
@@ -245,26 +245,26 @@ class _Walk:
 
     def __call__(self, part: slice) -> Float[Tensor, "b 1"]:
         visible = self.step >= part.start
-        left = visible.nonzero()[:, 1].view(len(visible), -1)  # the same number for every image
+        remaining = visible.nonzero()[:, 1].view(len(visible), -1)  # the same number for every image
         with torch.enable_grad():
-            log_p, g = self.gradient(left, visible)
+            log_p, g = self.gradient(remaining, visible)
         if self.summed:
             g = F.normalize(g.to(self.sum), dim=1, eps=torch.finfo(self.sum.dtype).tiny)
-            self.sum = self.sum.scatter_add(1, left, g)
-            g = self.sum.gather(1, left)
+            self.sum = self.sum.scatter_add(1, remaining, g)
+            g = self.sum.gather(1, remaining)
         count = self.sizes[part.start] - self.sizes[part.stop]
         least_evidence = g.argsort(dim=1, descending=True, stable=True)[:, :count]
-        self.step = self.step.scatter(1, left.gather(1, least_evidence), part.start)
+        self.step = self.step.scatter(1, remaining.gather(1, least_evidence), part.start)
         return log_p.exp()[:, None]
 
     def gradient(
-        self, left: Int[Tensor, "b n"], visible: Bool[Tensor, "b p"]
+        self, remaining: Int[Tensor, "b n"], visible: Bool[Tensor, "b p"]
     ) -> tuple[Float[Tensor, " b"], Float[Tensor, "b n"]]:
         """log p_c, and g of the remaining places."""
         vit, images = self.query.vit, self.query.images
         if self.removal == "remove":
             want = Want(attention=True, norm=True)
-            run = forward(vit, vit.select(self.query.tokens, left), want=want)
+            run = forward(vit, vit.select(self.query.tokens, remaining), want=want)
             log_p = class_score("log_prob", run.logits, self.target, vit.plan.outputs)
             return log_p.detach(), gate_gradient(run.trace(log_p))
         x = (images * to_pixels(visible.unflatten(1, self.grid), images)).requires_grad_()
@@ -273,7 +273,7 @@ class _Walk:
         g = -(images * gradient).sum(1)
         if self.removal == "fill":  # the mean over a patch's pixels ranks like their sum
             g = F.adaptive_avg_pool2d(g[:, None], self.grid)
-        return log_p.detach(), g.flatten(1).gather(1, left)
+        return log_p.detach(), g.flatten(1).gather(1, remaining)
 
 
 def gate_gradient(trace: Trace) -> Float[Tensor, "b n"]:

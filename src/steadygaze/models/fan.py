@@ -288,9 +288,6 @@ class FAN(Classifier):
             x = block(x, grid)
         return self.read_out(x)
 
-    def forward_head(self, x: Float[Tensor, "b m d"], pre_logits: bool = False) -> Tensor:
-        return x[:, 0] if pre_logits else self.head(x[:, 0])
-
 
 SIZES: dict[str, dict[str, Any]] = {
     "fan_tiny_12_p16_224": {"embed_dim": 192, "depth": 12, "num_heads": 4},

@@ -1,6 +1,6 @@
-"""Shared by the architectures of this package: attention, token and map layouts, the interface of timm.
+"""What the architectures of this package share: attention, token and map layouts, the interface of timm.
 
-A small ViT for synthetic tasks, with a class token and a learned position embedding.
+`small_vit` is a ViT for synthetic tasks, with a class token and a learned position embedding.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Classifier(nn.Module):
     def forward_features(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        raise NotImplementedError
+    def forward_head(self, x: Float[Tensor, "b n d"], pre_logits: bool = False) -> Tensor:
+        return x[:, 0] if pre_logits else self.head(x[:, 0])  # of the class token
 
     def forward(self, x: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b classes"]:
         return self.forward_head(self.forward_features(x))

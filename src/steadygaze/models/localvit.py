@@ -147,9 +147,6 @@ class LocalViT(Classifier):
             x = block(x, self.grid)
         return self.norm(x)
 
-    def forward_head(self, x: Float[Tensor, "b n d"], pre_logits: bool = False) -> Tensor:
-        return x[:, 0] if pre_logits else self.head(x[:, 0])
-
 
 default_cfgs = generate_default_cfgs(
     {"localvit_tiny_mlp4_act3_r192.untrained": cfg("patch_embed.proj", fixed_input_size=True)}

@@ -35,7 +35,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """prefix: number of class tokens."""
+    """A transformer block on a map of patches; `prefix` is the number of class tokens before them."""
 
     def __init__(
         self, dim: int, heads: int, ratio: float, reduce: int, drop_path: float, prefix: int
@@ -139,9 +139,6 @@ class PVT(Classifier):
             if stage is not self.stages[-1]:
                 x = to_map(tokens, grid)
         return self.norm(tokens)
-
-    def forward_head(self, x: Float[Tensor, "b n d"], pre_logits: bool = False) -> Tensor:
-        return x[:, 0] if pre_logits else self.head(x[:, 0])
 
 
 default_cfgs = generate_default_cfgs(

@@ -43,11 +43,12 @@ class Cost:
 
     Attributes:
         parameters: Number of weights.
-        multiply_adds: Of convolutions.
+        multiply_adds: Multiply-adds of convolutions.
         operations: Twice those, and every other addition and multiplication.
 
-    >>> Cost(parameters=10) + Cost(parameters=5, operations=8)
-    Cost(parameters=15, multiply_adds=0, operations=8)
+    Examples:
+        >>> Cost(parameters=10) + Cost(parameters=5, operations=8)
+        Cost(parameters=15, multiply_adds=0, operations=8)
     """
 
     parameters: int = 0
@@ -68,10 +69,11 @@ class Inserted(nn.Module):
     Attributes:
         gate: g of a module with start="identity", shape (1,); None without one.
 
-    >>> import steadygaze as sg
-    >>> model = sg.modules.insert(sg.load_model("embedded").model, cb=sg.modules.CB(start="identity"))
-    >>> next(iter(sg.modules.inserted(model).values())).gate.shape
-    torch.Size([1])
+    Examples:
+        >>> import steadygaze as sg
+        >>> model = sg.modules.insert(sg.load_model("embedded").model, cb=sg.modules.CB(start="identity"))
+        >>> next(iter(sg.modules.inserted(model).values())).gate.shape
+        torch.Size([1])
     """
 
     mixes_tokens = True  # read by `adapt`: patches of such a model cannot be removed
@@ -145,7 +147,7 @@ def describe(spec: dict[str, Any]) -> str:
 
 
 def check_start(start: Any) -> None:
-    """`UnknownNameError` unless it is one of `Start`."""
+    """Raise `UnknownNameError` unless it is one of `Start`."""
     if start not in get_args(Start):
         raise UnknownNameError("start", str(start), get_args(Start))
 
@@ -158,9 +160,9 @@ def checked_allocation(allocation: Any) -> Allocation:
         return allocation
     numbers = tuple(allocation) if isinstance(allocation, Sequence) else None
     if not numbers or not all(isinstance(i, int) and not isinstance(i, bool) for i in numbers):
-        known = ", ".join(ALLOCATIONS)
+        names = ", ".join(ALLOCATIONS)
         raise InputError(
-            f"allocation: expected one of {known}, or block indices such as (0, 1, 2), got {allocation!r}"
+            f"allocation: expected one of {names}, or block indices such as (0, 1, 2), got {allocation!r}"
         )
     return numbers
 

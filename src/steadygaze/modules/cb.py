@@ -43,8 +43,9 @@ class CB:
         init: Initial value of Λ in "scaled"; 0 changes no output.
         start: "paper", or "identity" for a module that changes no output before it is trained.
 
-    >>> CB("scaled", start="identity").variant
-    'scaled'
+    Examples:
+        >>> CB("scaled", start="identity").variant
+        'scaled'
     """
 
     variant: Variant = "plain"
@@ -55,13 +56,13 @@ class CB:
     start: Start = "paper"
 
     def __post_init__(self) -> None:
-        for name, value, known in (
+        for name, value, choices in (
             ("variant", self.variant, Variant),
             ("position", self.position, Position),
             ("where", self.where, Where),
         ):
-            if value not in get_args(known):
-                raise UnknownNameError(name, str(value), get_args(known))
+            if value not in get_args(choices):
+                raise UnknownNameError(name, str(value), get_args(choices))
         if not isinstance(self.init, (int, float)) or self.init != self.init:
             raise InputError(f"init: expected a number, got {self.init!r}")
         check_start(self.start)

@@ -60,10 +60,11 @@ def insert(model: Model, tap: TAP | None = None, cb: CB | None = None) -> Model:
         InputError: Neither module is given, or the model has it already or cannot hold it.
         UnsupportedModelError: The blocks have no place for it.
 
-    >>> import timm
-    >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=2)
-    >>> sorted(inserted(insert(model, tap=TAP()))), inserted(model)
-    (['blocks.0.tap', 'blocks.1.tap'], {})
+    Examples:
+        >>> import timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=2)
+        >>> sorted(inserted(insert(model, tap=TAP()))), inserted(model)
+        (['blocks.0.tap', 'blocks.1.tap'], {})
     """
     for name, spec, kind in (("tap", tap, TAP), ("cb", cb, CB)):
         if spec is not None and not isinstance(spec, kind):

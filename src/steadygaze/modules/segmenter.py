@@ -80,10 +80,11 @@ class Segmenter(nn.Module):
         backbone: The classifier, with its inserted modules; its own head is kept but not used.
         layers: The hidden states that the SegFormer decoder reads, x^l; L is the output of the last block.
 
-    >>> import steadygaze as sg
-    >>> model = sg.modules.segmenter(sg.load_model("embedded").model, classes=2)
-    >>> type(model).__name__
-    'Segmenter'
+    Examples:
+        >>> import steadygaze as sg
+        >>> model = sg.modules.segmenter(sg.load_model("embedded").model, classes=2)
+        >>> type(model).__name__
+        'Segmenter'
     """
 
     def __init__(
@@ -138,9 +139,10 @@ def segmenter(model: nn.Module, classes: int, decoder: Decoder = "linear") -> Se
         InputError: The model is not a classifier, or the number of classes is out of range.
         UnsupportedModelError: The patch tokens do not lie on a grid.
 
-    >>> import steadygaze as sg
-    >>> segmenter(sg.load_model("embedded").model, classes=5)(torch.randn(1, 3, 32, 32)).shape
-    torch.Size([1, 5, 32, 32])
+    Examples:
+        >>> import steadygaze as sg
+        >>> segmenter(sg.load_model("embedded").model, classes=5)(torch.randn(1, 3, 32, 32)).shape
+        torch.Size([1, 5, 32, 32])
     """
     if isinstance(classes, bool) or not isinstance(classes, int) or not 2 <= classes <= 255:
         raise InputError(f"classes: expected an integer from 2 to 255, got {classes!r}")
@@ -172,8 +174,10 @@ def hidden_maps(vit: ViT, x: Tensor, layers: Sequence[int]) -> list[Float[Tensor
 
 
 def _levels(vit: ViT) -> tuple[tuple[int, ...], list[int]]:
-    """(hidden states that the SegFormer decoder reads, their widths): the last on each grid, or with one grid
-    four at equal distances, fewer if there are fewer blocks."""
+    """(hidden states that the SegFormer decoder reads, their widths).
+
+    The last state on each grid, or with one grid four at equal distances, fewer if there are fewer blocks.
+    """
     depth = len(vit.blocks)
     with torch.no_grad(), evaluation_mode(vit.model):
         shapes = [z.shape[1:] for z in hidden_maps(vit, vit.embed(blank_image(vit)), range(depth + 1))]

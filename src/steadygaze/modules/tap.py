@@ -54,8 +54,9 @@ class TAP:
         temperature: Divides the branch scores before the softmax.
         start: "paper", or "identity" for a module that changes no output before it is trained.
 
-    >>> TAP(branches=2, start="identity").branches
-    2
+    Examples:
+        >>> TAP(branches=2, start="identity").branches
+        2
     """
 
     branches: int = 4

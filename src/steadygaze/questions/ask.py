@@ -199,8 +199,10 @@ def ask(
         UnsupportedModelError: If the model cannot answer this kind of question.
 
     Examples:
+        ```python
         asked = sg.ask(clip, text=["a dog", "a cat"])
         sg.explain(asked, images, target="a dog")
+        ```
     """
     questions = {
         "text": text,

@@ -307,8 +307,8 @@ def _generated(model: Any, prepared: Mapping[str, Tensor], tokenizer: Any) -> li
 
 def _image_token(model: Any, processor: Any) -> int:
     config = model.config
-    known = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
-    return int(processor.image_token_id if known is None else known)
+    token_id = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
+    return int(processor.image_token_id if token_id is None else token_id)
 
 
 def _image_tokens(model: Any, processor: Any, prepared: Any) -> ImageTokens:

@@ -33,6 +33,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
+from steadygaze.target import at_least_float32
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.adapters.transformers import layer_parts
 from steadygaze.vit.registry import register_adapter
@@ -64,9 +65,9 @@ class Region:
     point: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("mask", "box", "point") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise InputError(f"Region: give one of mask, box and point, got {' and '.join(given) or 'none'}")
+        stated = [name for name in ("mask", "box", "point") if getattr(self, name) is not None]
+        if len(stated) != 1:
+            raise InputError(f"Region: give one of mask, box and point, got {' and '.join(stated) or 'none'}")
         check_label("Region", self.label)
 
     def pixels(self, size: Size) -> Bool[Tensor, "h w"]:
@@ -115,21 +116,21 @@ def _point_mask(point: Any, size: Size) -> Bool[Tensor, "h w"]:
     return mask
 
 
-def _numbers(kind: str, name: str, given: Any, form: str, count: int) -> list[float]:
+def _numbers(kind: str, name: str, values: Any, form: str, count: int) -> list[float]:
     try:
-        numbers = [float(number) for number in given]
+        numbers = [float(number) for number in values]
     except (TypeError, ValueError):
         numbers = []
     if len(numbers) != count:
-        raise InputError(f"{kind}: {name}: expected {count} numbers, {form}, got {given!r:.80}")
+        raise InputError(f"{kind}: {name}: expected {count} numbers, {form}, got {values!r:.80}")
     return numbers
 
 
-def _checked_mask(given: Any, size: Size) -> Bool[Tensor, "h w"]:
+def _checked_mask(region: Any, size: Size) -> Bool[Tensor, "h w"]:
     try:
-        mask = torch.as_tensor(given).detach().cpu()
+        mask = torch.as_tensor(region).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"Region: mask: expected an array of shape {size}, got {given!r:.80}") from None
+        raise InputError(f"Region: mask: expected an array of shape {size}, got {region!r:.80}") from None
     if tuple(mask.shape) != tuple(size):
         raise InputError(
             f"Region: mask: expected shape {tuple(size)}, the image as the model sees it, got "
@@ -167,8 +168,7 @@ def weighted_mean(scores: Float[Tensor, "b n c"], weights: Float[Tensor, "#b n"]
 
 
 def scores_of(output: Any) -> Float[Tensor, "b c h w"]:
-    """The class scores of whatever a segmenter returns: a tensor, an output of transformers, or torchvision's
-    dict."""
+    """The class scores in what a segmenter returns: a tensor, transformers' output, or torchvision's dict."""
     scores = output
     if isinstance(output, Mapping) and "out" in output:
         scores = output["out"]
@@ -180,7 +180,7 @@ def scores_of(output: Any) -> Float[Tensor, "b c h w"]:
             "expected a segmenter: class scores (B, C, h, w), an output with .logits or a dict with 'out'; "
             f"got {got}"
         )
-    return scores.to(torch.promote_types(scores.dtype, torch.float32))
+    return at_least_float32(scores)
 
 
 class RegionClassifier(nn.Module):

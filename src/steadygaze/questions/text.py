@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from steadygaze.data.images import first_line
 from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.target import Outputs, check_class_names
 from steadygaze.vit.adapt import adapt, unwrapped
@@ -39,17 +40,20 @@ CLIP_VOCABULARY = 49408  # of OpenAI's byte-pair encoding, which open_clip bring
 TEXT_INPUTS = ("input_ids", "attention_mask")
 
 
-def find_tokenizer(model: Any, given: Any = None, name: str = "") -> Any:
+def find_tokenizer(model: Any, tokenizer: Any = None, name: str = "") -> Any:
     """The tokenizer of a model that compares images with text.
 
     Args:
-        given: A tokenizer, a processor that has one, or the folder or hub name of one.
+        tokenizer: A tokenizer, a processor that has one, or the folder or hub name of one; by default the
+            model's own.
         name: Folder or hub name of the model, where it is known.
     """
-    if isinstance(given, (str, Path)):
-        return _load(str(given))
-    if given is not None:
-        return getattr(given, "tokenizer", given) if hasattr(given, "image_processor") else given
+    if isinstance(tokenizer, (str, Path)):
+        return _load(str(tokenizer))
+    if tokenizer is not None:
+        return (
+            getattr(tokenizer, "tokenizer", tokenizer) if hasattr(tokenizer, "image_processor") else tokenizer
+        )
     config: Any = getattr(model, "config", None)
     origin = name or str(getattr(config, "_name_or_path", "") or "")
     if hasattr(model, "encode_text"):
@@ -67,7 +71,7 @@ def _load(name: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         reason = "it has no vocabulary" if is_empty(tokenizer) else ""
     except Exception as error:  # whatever transformers and the hub raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
     if reason:
         raise InputError(
             f"no tokenizer was found in {name} ({reason[:120]}). Give tokenizer=, or save the tokenizer of "
@@ -77,16 +81,16 @@ def _load(name: str) -> Any:
     return tokenizer
 
 
-def find_processor(model: Any, given: Any = None, name: str = "") -> Any:
+def find_processor(model: Any, processor: Any = None, name: str = "") -> Any:
     """The processor of a model that generates text: it prepares the image and the prompt together.
 
     Args:
-        given: A processor, or the folder or hub name of one.
-        name: Of the model, where it is known.
+        processor: A processor, or the folder or hub name of one; by default the model's own.
+        name: Name of the model, where it is known.
     """
-    if given is not None and not isinstance(given, (str, Path)):
-        return given
-    origin = str(given or name or getattr(getattr(model, "config", None), "_name_or_path", "") or "")
+    if processor is not None and not isinstance(processor, (str, Path)):
+        return processor
+    origin = str(processor or name or getattr(getattr(model, "config", None), "_name_or_path", "") or "")
     reason = "its config names no folder or repository"
     if origin:
         from transformers import AutoProcessor
@@ -97,7 +101,7 @@ def find_processor(model: Any, given: Any = None, name: str = "") -> Any:
                 return processor
             reason = f"{origin} has no processor of both images and text"
         except Exception as error:  # whatever transformers and the hub raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+            reason = first_line(error)[:120]
     raise InputError(
         f"prompt: it needs the processor of {type(model).__name__}, and none was found ({reason}). Give "
         "processor=, or save the processor into the model's folder",
@@ -149,12 +153,12 @@ def tokenize(model: Any, tokenizer: Any, prompts: Sequence[str], device: torch.d
 def context_length(model: Any, tokenizer: Any) -> int | None:
     """How many tokens the text tower takes; None if neither model nor tokenizer tells."""
     text_config = getattr(getattr(model, "config", None), "text_config", None)
-    known = (
+    stated = (
         getattr(text_config, "max_position_embeddings", None),
         getattr(model, "context_length", None),
         getattr(tokenizer, "model_max_length", None),
     )
-    limits = [int(limit) for limit in known if limit is not None and limit < 10**6]
+    limits = [int(limit) for limit in stated if limit is not None and limit < 10**6]
     return min(limits) if limits else None
 
 
@@ -273,13 +277,10 @@ def embedding_classifier(
 ) -> TextClassifier:
     """The classifier of texts that the user has embedded: (K, D), in the space of the image embedding."""
     module = unwrapped(model)
-    given = text_embeddings
-    if not isinstance(given, Tensor) or given.dim() != 2 or not given.is_floating_point() or not len(given):
-        got = (
-            f"shape {tuple(given.shape)}, {given.dtype}"
-            if isinstance(given, Tensor)
-            else type(given).__name__
-        )
+    vectors = text_embeddings
+    is_tensor = isinstance(vectors, Tensor)
+    if not is_tensor or vectors.dim() != 2 or not vectors.is_floating_point() or not len(vectors):
+        got = f"shape {tuple(vectors.shape)}, {vectors.dtype}" if is_tensor else type(vectors).__name__
         raise InputError(
             f"text_embeddings: expected floating-point embeddings (K, D), got {got}", option="text_embeddings"
         )
@@ -288,21 +289,21 @@ def embedding_classifier(
     with torch.no_grad(), without_autocast(module), evaluation_mode(module):
         probe = torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)
         width = model_output(module, probe).shape[-1]
-    if given.shape[1] != width:
+    if vectors.shape[1] != width:
         raise InputError(
             f"text_embeddings: expected shape (K, {width}), the width of the image embedding of this "
-            f"{vit.plan.kind}, got {tuple(given.shape)}",
+            f"{vit.plan.kind}, got {tuple(vectors.shape)}",
             option="text_embeddings",
         )
     scale, bias = _scale_and_bias(module)
-    names = [f"text {k}" for k in range(len(given))]
+    names = [f"text {k}" for k in range(len(vectors))]
     return TextClassifier(
         module,
-        given.to(device=parameter.device, dtype=parameter.dtype),
+        vectors.to(device=parameter.device, dtype=parameter.dtype),
         class_names=names,
         scale=scale if logit_scale is None else logit_scale,
         bias=bias,
-        outputs=outputs or ("classes" if len(given) > 1 else "values"),
+        outputs=outputs or ("classes" if len(vectors) > 1 else "values"),
     )
 
 
@@ -327,8 +328,10 @@ def zero_shot(
         InputError: If the model has no text tower, or names or templates are empty.
 
     Examples:
+        ```python
         classifier = sg.zero_shot(clip, ["dog", "cat"])
         sg.explain(classifier, images, target="dog", score="log_odds")
+        ```
     """
     names = list(class_names) if not isinstance(class_names, str) else [class_names]
     if not names or not all(isinstance(name, str) and name.strip() for name in names):
@@ -349,8 +352,8 @@ class TextClasses:
 
     Attributes:
         texts: Prompts as they are: the similarity with one, or several that compete.
-        class_names: See `zero_shot`.
-        templates: See `class_names`.
+        class_names: A name for each class, as for `zero_shot`.
+        templates: Templates with {} where the class name goes, as for `zero_shot`.
     """
 
     texts: tuple[str, ...] = ()

@@ -30,7 +30,11 @@ from steadygaze.vit.view import Layout, Plan
 class VisualQuestion(nn.Module):
     """A `ViltForQuestionAnswering` with a fixed question: images (B, 3, H, W) -> logits (B, answers).
 
-    Made by `visual_question`. pieces: the tokens of the question as text; is_word: False for special tokens
+    Made by `visual_question`.
+
+    Attributes:
+        pieces: The tokens of the question as text.
+        is_word: Whether each token is a word; False for special tokens.
     """
 
     def __init__(

@@ -62,8 +62,8 @@ class Frame:
 
 
 def _padded(values: Sequence[float], pad: float) -> tuple[float, float]:
-    known = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
-    low, high = min(known), max(known)
+    finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
+    low, high = min(finite), max(finite)
     room = (high - low) * pad or 1.0
     return low - room, high + room
 
@@ -221,10 +221,10 @@ ROOM = 34  # below the bars, for the axis
 def bars(chart: BarChart) -> str:
     """Draw horizontal bars from zero, with whiskers and the number at the end."""
     rows = chart.bars
-    known = [bar for bar in rows if math.isfinite(bar.value)]
+    finite = [bar for bar in rows if math.isfinite(bar.value)]
     left = 12 + LETTER * max((len(bar.label) for bar in rows), default=0)
     right = 48.0
-    top = chart.highest or max((max(bar.high, bar.value) for bar in known), default=1.0) or 1.0
+    top = chart.highest or max((max(bar.high, bar.value) for bar in finite), default=1.0) or 1.0
     height = ROW * len(rows) + ROOM
 
     def at(value: float) -> float:

@@ -129,10 +129,12 @@ def short_list(changes: Sequence[Change]) -> list[Change]:
 def sentence(comparison: Comparison) -> str:
     """Describe in one sentence what changed, and for which images and classes."""
     changes = {change.key: change for change in comparison.changes}
-    known = [changes[key] for key in HEADLINES if key in changes][:2] or short_list(comparison.changes)[:1]
+    headlines = [changes[key] for key in HEADLINES if key in changes][:2] or short_list(comparison.changes)[
+        :1
+    ]
     card = comparison.before[0]
     images = f"On {plural(card.image_count, 'image')} of {card.data}, " if card.image_count else ""
-    text = f"{images}{' and '.join(map(_change_text, known))}"
+    text = f"{images}{' and '.join(map(_change_text, headlines))}"
     if not comparison.turned:
         return f"{text}."
     counts = [len(comparison.turned.get(way, ())) for way in ("right", "wrong")]
@@ -376,7 +378,7 @@ def _turned_parts(comparison: Comparison, shown: int, listed: int) -> list[Part]
 
 
 def _masking_text(before: bool, after: bool) -> str:
-    """About models whose patches were hidden, not removed."""
+    """Describe models whose patches were hidden, not removed."""
     if before and after:
         return " Patches of both models cannot be removed: they were hidden from attention instead."
     if not (before or after):
@@ -404,7 +406,7 @@ def _spread(comparison: Comparison, show: int) -> list[str]:
 def _card_tiles(
     comparison: Comparison, faithfulness: Sequence[FaithfulnessChange]
 ) -> list[tuple[str, str, str]]:
-    """(title, numbers, difference)."""
+    """The tiles of a card: (title, numbers, difference)."""
     changes = {change.key: change for change in comparison.changes}
     tiles = []
     for label, metric in TILES:
@@ -413,10 +415,10 @@ def _card_tiles(
             text = change.quantity.text
             sides = f"{text(change.before.mean)} → {text(change.after.mean)}"
             tiles.append((title, sides, _difference(change.scale * change.difference, change.verdict)))
-    for one in [change for change in faithfulness if change.method.partition("/")[0] != CHANCE][:1]:
-        title = f"{one.method}: {one.quantity.title}{one.quantity.arrow}"
-        sides = f"{one.before:.1f} → {one.after:.1f}"
-        tiles.append((title, sides, _difference(one.difference, one.verdict)))
+    for row in [row for row in faithfulness if row.method.partition("/")[0] != CHANCE][:1]:
+        title = f"{row.method}: {row.quantity.title}{row.quantity.arrow}"
+        sides = f"{row.before:.1f} → {row.after:.1f}"
+        tiles.append((title, sides, _difference(row.difference, row.verdict)))
     return tiles
 
 

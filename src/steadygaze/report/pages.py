@@ -1,5 +1,7 @@
-"""Reports of runs, each one HTML file that works offline: the parts of a page, the reports of `verify` and
-of `stress`, and the files of a sweep. Images are those that the runs stored; nothing is computed here.
+"""Reports of runs, each one HTML file that works offline.
+
+Here are the parts of a page, the reports of `verify` and of `stress`, and the files of a sweep. Images are
+those that the runs stored; nothing is computed here.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from steadygaze.runs.samples import (
     read_map_samples,
     read_setting_samples,
 )
-from steadygaze.runs.settings import FADED, BarChart, LineChart, Number
+from steadygaze.runs.settings import FADED, BarChart, LineChart
 from steadygaze.runs.settings import Figure as Chart
 from steadygaze.runs.settings import Line as ChartLine
 from steadygaze.runs.statistics import INTERVALS, Cell, markdown_text, plural, small_sample_note
@@ -271,7 +273,7 @@ def write_all(written: dict[Path, str]) -> list[Path]:
     return list(written)
 
 
-def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None, **given: Any) -> str:
+def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None, **context: Any) -> str:
     """Render a template of this folder, with the settings of runs and the rows that could not be used."""
     return (
         _environment()
@@ -284,7 +286,7 @@ def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None
             else "",
             version=__version__,
             colors=FADED,
-            **{"beside": "table.csv and table.md in the same folder contain the numbers.", **given},
+            **{"beside": "table.csv and table.md in the same folder contain the numbers.", **context},
         )
     )
 
@@ -349,10 +351,10 @@ def _called(line: Line, section: Section) -> str:
 
 
 def _ranking(section: Section, base: Line, ranks: dict[Line, int]) -> list[dict[str, Any]]:
-    known = {key: cell for key, cell in section.cells.items() if not np.isnan(cell.value)}
+    cells_with_value = {key: cell for key, cell in section.cells.items() if not np.isnan(cell.value)}
     spans = {}
     for metric in section.shown:
-        column = [cell for (name, _), cell in known.items() if name == metric]
+        column = [cell for (name, _), cell in cells_with_value.items() if name == metric]
         spans[metric] = min((c.low for c in column), default=0.0), max((c.high for c in column), default=1.0)
     best = {metric: section.best(metric) for metric in section.shown}
     gaps = section.versus(base)
@@ -360,7 +362,7 @@ def _ranking(section: Section, base: Line, ranks: dict[Line, int]) -> list[dict[
     for line in section.lines:
         cells = []
         for metric in section.shown:
-            cell = known.get((metric, line))
+            cell = cells_with_value.get((metric, line))
             bar = svg.bar(cell.value, cell.low, cell.high, spans[metric]) if cell else ""
             cells.append({"metric": metric, "cell": cell, "bar": bar, "best": best[metric] == line})
         gap = gaps.get(line)
@@ -373,7 +375,7 @@ def _ranking(section: Section, base: Line, ranks: dict[Line, int]) -> list[dict[
                 "gap": None if gap is None or np.isnan(gap.value) else gap,
                 "sure": gap is not None and (gap.low > 0 or gap.high < 0),
                 "images": max(
-                    (cell.images for (_, which), cell in known.items() if which == line), default=0
+                    (cell.images for (_, which), cell in cells_with_value.items() if which == line), default=0
                 ),
                 "flagged": len(section.flags.get(line, ())),
                 "base": line == base,
@@ -555,16 +557,10 @@ def _tiles(card: Card) -> list[tuple[str, str, str]]:
             number = card.numbers.get(key)
             if number is not None:
                 heading = f"{number.setting.label}: {number.quantity.title}{number.quantity.arrow}"
-                tiles.append((heading, _with_unit(number), _small_print(number, title)))
+                value = f"{number.text(spread=False)} {number.quantity.unit}".strip()
+                notes = (number.spread_text, title, number.quantity.direction_text, number.note)
+                tiles.append((heading, value, "; ".join(filter(None, notes))))
     return tiles
-
-
-def _with_unit(number: Number) -> str:
-    return f"{number.text(spread=False)} {number.quantity.unit}".strip()
-
-
-def _small_print(number: Number, words: str) -> str:
-    return "; ".join(filter(None, (number.spread_text, words, number.quantity.direction_text, number.note)))
 
 
 def _all_numbers(card: Card, tail: str, mark: str) -> Part:
@@ -683,9 +679,9 @@ def panel(title: str, numbers: Sequence[SweepNumber]) -> str:
     """A dot with a whisker for each cell, one below the other."""
     scale = numbers[0].quantity.scale
     shown = [(scale * n.value, scale * n.low, scale * n.high) for n in numbers]
-    known = [value for limits in shown for value in limits if math.isfinite(value)] or [0.0, 1.0]
-    room = (max(known) - min(known)) * 0.05 or 1.0
-    low, high = min(known) - room, max(known) + room
+    finite = [value for limits in shown for value in limits if math.isfinite(value)] or [0.0, 1.0]
+    room = (max(finite) - min(finite)) * 0.05 or 1.0
+    low, high = min(finite) - room, max(finite) + room
     left = 12 + LETTER * max(len(number.cell) for number in numbers)
     bottom = TITLE + ROW * len(numbers)
 

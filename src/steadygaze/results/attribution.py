@@ -24,7 +24,7 @@ from steadygaze.notebook import figure, to_png
 from steadygaze.results.drawing import Row, enlarged, paint, robust_scale, tile, to_pil_image
 from steadygaze.results.manifest import image_entry, write_manifest
 from steadygaze.results.map_files import MapName, MapWriter
-from steadygaze.target import NOUNS, Outputs, describe, predictions, task_of_outputs
+from steadygaze.target import NOUNS, Outputs, at_least_float32, describe, predictions, task_of_outputs
 
 Index = int | tuple[int, int]
 BARE_PIXELS = 224  # longer side of a map that is drawn without its image
@@ -175,7 +175,7 @@ class Attribution:
                 is drawn relative to its smallest score.
             percentile: Percentile of the magnitudes that gets the strongest color; 100 lets one outlier dim
                 the rest of the map.
-            opacity: Of the strongest color, in [0, 1].
+            opacity: Opacity of the strongest color, in [0, 1].
         """
         if not 0 <= percentile <= 100:
             raise InputError(f"percentile: expected a number in 0..100, got {percentile!r}")
@@ -194,12 +194,12 @@ class Attribution:
     ) -> Float[np.ndarray, "h w"]:
         """Values for drawing, in [-1, 1]: scaled by a percentile over patches, then resized."""
         place = self._place(index)
-        one = self.scores[place].detach().to("cpu", torch.float64)
-        if one.min() > 0:  # no zero to keep, as in attention rollout: what stands out is shown
-            one = one - one.min()
-        one = one if signed else one.clamp(min=0)
-        one = (one / (robust_scale(one.numpy(), percentile) or 1.0)).clamp(-1, 1)
-        return resized(one, size, mode).clamp(-1, 1).numpy()
+        scores = self.scores[place].detach().to("cpu", torch.float64)
+        if scores.min() > 0:  # no zero to keep, as in attention rollout: what stands out is shown
+            scores = scores - scores.min()
+        scores = scores if signed else scores.clamp(min=0)
+        scores = (scores / (robust_scale(scores.numpy(), percentile) or 1.0)).clamp(-1, 1)
+        return resized(scores, size, mode).clamp(-1, 1).numpy()
 
     def _place(self, index: Index | SupportsIndex) -> tuple[int, ...]:
         lead = self.scores.shape[:-2]
@@ -351,7 +351,7 @@ def resized(
     """Resized maps, in their own dtype; computed in at least float32."""
     if mode not in ("bilinear", "bicubic", "nearest"):
         raise InputError(f"expected mode 'bilinear', 'bicubic' or 'nearest', got {mode!r}")
-    flat = scores.reshape(-1, 1, *scores.shape[-2:]).to(torch.promote_types(scores.dtype, torch.float32))
+    flat = at_least_float32(scores.reshape(-1, 1, *scores.shape[-2:]))
     # "nearest-exact" is the one that does not shift patches when sizes do not divide
     how: dict[str, Any] = (
         {"mode": "nearest-exact"} if mode == "nearest" else {"mode": mode, "align_corners": False}
@@ -387,7 +387,10 @@ def store_maps(folder: str | Path, names: Sequence[str], attributions: Mapping[s
     several = first.scores.shape[1] if first.scores.ndim == 4 else 1
     return MapWriter(folder).write(
         [name for name in names for _ in range(several)],
-        {MapName(one.method, one.score): one.scores.flatten(0, -3) for one in attributions.values()},
+        {
+            MapName(attribution.method, attribution.score): attribution.scores.flatten(0, -3)
+            for attribution in attributions.values()
+        },
         None if first.target is None else first.target.flatten().tolist(),
     )
 

@@ -85,7 +85,8 @@ def comparison_grid(
         images: As for `overlay`, one for each map.
         classes: Class names for the titles of the rows; by default those of the attributions.
         notes: Small print beside the title of a row, such as a file name.
-        signed: As for `overlay`          cell: width of a column in pixels.
+        signed: As for `overlay`.
+        cell: Width of a column in pixels.
     """
     if not attributions:
         raise InputError("expected at least one attribution to draw, got none")

@@ -56,7 +56,8 @@ def to_pil_image(image: Any) -> Image.Image:
     """
     if isinstance(image, Image.Image):
         return image.convert("RGB")
-    array = np.asarray(image.detach().cpu().float() if _is_float_tensor(image) else image)
+    is_float_tensor = hasattr(image, "detach") and image.is_floating_point()
+    array = np.asarray(image.detach().cpu().float() if is_float_tensor else image)
     if array.dtype == np.uint8:
         if array.ndim == 3 and array.shape[0] == 3 != array.shape[2]:
             array = array.transpose(1, 2, 0)
@@ -66,8 +67,7 @@ def to_pil_image(image: Any) -> Image.Image:
         if not np.isfinite(array).all() or array.min() < -1e-3 or array.max() > 1 + 1e-3:
             raise InputError(
                 f"a float image must lie in [0, 1], got [{array.min():.2f}, {array.max():.2f}]. Give the "
-                f"image "
-                "before the model's normalization, or undo that (image * std + mean)."
+                "image before the model's normalization, or undo that (image * std + mean)."
             )
         return Image.fromarray((array.clip(0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0))
     raise InputError(
@@ -81,10 +81,6 @@ def enlarged(image: Image.Image, side: int) -> Image.Image:
     """A small image enlarged by a whole factor until its longer side has at least `side` pixels, no blur."""
     factor = max(1, math.ceil(side / max(image.size)))
     return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-
-
-def _is_float_tensor(image: Any) -> bool:
-    return hasattr(image, "detach") and image.is_floating_point()
 
 
 def robust_scale(values: np.ndarray, percentile: float = 99.0) -> float:

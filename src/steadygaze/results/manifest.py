@@ -43,11 +43,11 @@ def write_manifest(
     """Write manifest.json into `folder` and return its path.
 
     Args:
-        name: Of the file.
+        name: Name of the file.
         methods: The explained quantity by method name.
         images: One `image_entry` for each image.
-        before: Further entries, ahead of `methods` and behind `images`.
-        after: See `before`.
+        before: Further entries, ahead of `methods`.
+        after: Further entries, behind `images`.
     """
     content = {
         **(before or {}),

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from steadygaze.errors import InputError, RowsNotWrittenError
 from steadygaze.files import write_atomic
-from steadygaze.target import SCORES_OF
+from steadygaze.target import SCORES_OF, at_least_float32
 
 GIVEN = "given"  # the score of a map that states none
 SCALE = "#scale"  # ends the name of the factors of a tensor
@@ -46,7 +46,7 @@ class MapName:
 
     @classmethod
     def parse(cls, text: str) -> MapName:
-        """From the name of a tensor."""
+        """Read the name of a tensor."""
         method, at, score = text.rpartition("@")
         return cls(method, score) if at and method and score in NAMED_SCORES else cls(text)
 
@@ -65,7 +65,7 @@ def rounded(maps: Float[Tensor, "n h w"]) -> tuple[Float[Tensor, "n h w"], Float
     Nothing overflows. Two scores become equal if they differ by less than about 1/2048 of their size; scores
     below 3e-8 of the largest one become zero.
     """
-    wide = maps.detach().to("cpu", torch.promote_types(maps.dtype, torch.float32))
+    wide = at_least_float32(maps.detach().cpu())
     largest = wide.abs().amax(dim=(1, 2))
     divisor = torch.where(largest > 0, largest, torch.ones_like(largest))
     return (wide / divisor[:, None, None]).half(), largest
@@ -193,7 +193,7 @@ def _metadata(
 
 
 def _check_tensor(path: Path, name: str, part: Any, tensors: set[str], count: int) -> None:
-    """InputError unless a tensor has the shape and type of maps, or of their factors."""
+    """Raise `InputError` unless a tensor has the shape and type of maps, or of their factors."""
     shape, dtype = tuple(part.get_shape()), part.get_dtype()
     if name.endswith(SCALE):
         maps = name.removesuffix(SCALE)
@@ -288,11 +288,11 @@ class MapFolder:
             if len(self._open) >= MAX_OPEN:
                 del self._open[next(iter(self._open))]
             self._open[file.path] = _open(file.path)
-        tensors, one = self._open[file.path], slice(position, position + 1)
-        scale = tensors.get_slice(f"{name}{SCALE}")[one] if name in file.scaled else None
+        tensors, row = self._open[file.path], slice(position, position + 1)
+        scale = tensors.get_slice(f"{name}{SCALE}")[row] if name in file.scaled else None
         if scale is not None and not torch.isfinite(scale).all():
             raise InputError(f"{file.path}: {name}{SCALE} is not finite for image {file.images[position]!r}")
-        return restored(tensors.get_slice(str(name))[one], scale)[0]
+        return restored(tensors.get_slice(str(name))[row], scale)[0]
 
 
 def missing_message(name: MapName, missing: list[str], total: int, unknown: set[str]) -> str:
@@ -313,8 +313,8 @@ def missing_message(name: MapName, missing: list[str], total: int, unknown: set[
 class MapArrays:
     """Arrays in memory. An array (N, rows, columns) is for the images "0", "1", ... in order."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._maps = {MapName.parse(name): _by_image(name, maps) for name, maps in given.items()}
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        self._maps = {MapName.parse(name): _by_image(name, maps) for name, maps in arrays.items()}
 
     @property
     def names(self) -> tuple[MapName, ...]:
@@ -348,7 +348,7 @@ class MapArrays:
         if not self.has(name, image):
             raise InputError(missing_message(name, [image], 1, set()))
         scores = self._maps[name][image]
-        return scores.to(torch.promote_types(scores.dtype, torch.float32)), False, "maps"
+        return at_least_float32(scores), False, "maps"
 
 
 def _by_image(name: str, maps: Any) -> dict[str, Tensor]:
@@ -488,14 +488,14 @@ def on_grid(
     )
 
 
-def open_maps(given: Given) -> MapSource:
+def open_maps(maps: Given) -> MapSource:
     """The maps of a folder, or of arrays by method."""
-    if isinstance(given, (str, Path)):
-        return MapFolder(given)
-    if not isinstance(given, Mapping) or not given:
+    if isinstance(maps, (str, Path)):
+        return MapFolder(maps)
+    if not isinstance(maps, Mapping) or not maps:
         raise InputError(
             "maps: expected a folder, or a dict from the name of a method to its maps: (N, rows, columns), "
-            f"or a dict by image key; got {str(given)[:80]}",
+            f"or a dict by image key; got {str(maps)[:80]}",
             option="maps",
         )
-    return MapArrays(given)
+    return MapArrays(maps)

@@ -1,5 +1,4 @@
-"""Robustness of a model: corruptions, sequences, shifts, attacks, occlusion, segmentation, and its
-attention under them."""
+"""Robustness: corruptions, sequences, shifts, attacks, occlusion, segmentation, and attention under them."""
 
 import lazy_loader
 

@@ -1,5 +1,6 @@
-"""Attacks in pixel space, L∞: FGSM (Goodfellow et al., arXiv:1412.6572) and PGD (Madry et al.,
-arXiv:1706.06083).
+"""Attacks in pixel space, L∞: FGSM and PGD.
+
+Goodfellow et al., arXiv:1412.6572 (FGSM); Madry et al., arXiv:1706.06083 (PGD).
 
 With pixels x in [0, 1]³, label y, cross-entropy J and budget ε:
 
@@ -23,6 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from steadygaze.errors import InputError
+from steadygaze.target import at_least_float32
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.outputs import logits_of
 from steadygaze.vit.view import ViT
@@ -54,11 +56,12 @@ def fgsm(
     Returns:
         Tensor: (B, C, H, W), the attacked images, normalized like `images`.
 
-    >>> import steadygaze as sg
-    >>> loaded, images = sg.load_model("embedded"), torch.zeros(1, 3, 32, 32)
-    >>> norm = {"mean": loaded.mean, "std": loaded.std}
-    >>> fgsm(loaded.model, images, torch.tensor([3]), epsilon=2 / 255, **norm).shape
-    torch.Size([1, 3, 32, 32])
+    Examples:
+        >>> import steadygaze as sg
+        >>> loaded, images = sg.load_model("embedded"), torch.zeros(1, 3, 32, 32)
+        >>> norm = {"mean": loaded.mean, "std": loaded.std}
+        >>> fgsm(loaded.model, images, torch.tensor([3]), epsilon=2 / 255, **norm).shape
+        torch.Size([1, 3, 32, 32])
     """
     epsilon = budget("epsilon", epsilon)
     return _attack(model, images, labels, mean, std, epsilon, epsilon, 1, None)
@@ -94,11 +97,12 @@ def pgd(
     Returns:
         Tensor: (B, C, H, W), the attacked images, normalized like `images`.
 
-    >>> import steadygaze as sg
-    >>> loaded, images = sg.load_model("embedded"), torch.zeros(1, 3, 32, 32)
-    >>> norm = {"mean": loaded.mean, "std": loaded.std}
-    >>> pgd(loaded.model, images, torch.tensor([3]), epsilon=2 / 255, steps=2, **norm).shape
-    torch.Size([1, 3, 32, 32])
+    Examples:
+        >>> import steadygaze as sg
+        >>> loaded, images = sg.load_model("embedded"), torch.zeros(1, 3, 32, 32)
+        >>> norm = {"mean": loaded.mean, "std": loaded.std}
+        >>> pgd(loaded.model, images, torch.tensor([3]), epsilon=2 / 255, steps=2, **norm).shape
+        torch.Size([1, 3, 32, 32])
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise InputError(f"steps: expected a whole number of 1 or more, got {steps!r}")
@@ -191,6 +195,6 @@ def _slope(model: nn.Module | ViT, x: Images, labels: Tensor, m: Tensor, s: Tens
         if int(labels.min()) < 0 or int(labels.max()) >= logits.shape[1]:
             lowest, highest = int(labels.min()), int(labels.max())
             raise InputError(f"labels: expected classes 0..{logits.shape[1] - 1}, got {lowest}..{highest}")
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        (slope,) = torch.autograd.grad(F.cross_entropy(wide, labels, reduction="sum"), x)
+        loss = F.cross_entropy(at_least_float32(logits), labels, reduction="sum")
+        (slope,) = torch.autograd.grad(loss, x)
     return slope

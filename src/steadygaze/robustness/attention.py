@@ -27,6 +27,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from steadygaze.errors import InputError, MethodUnavailableError
+from steadygaze.target import at_least_float32
 from steadygaze.trace.record import Want
 from steadygaze.trace.seam import Seam
 from steadygaze.vit.adapt import adapt
@@ -39,8 +40,10 @@ Map = Float[Tensor, "b heads n n"]
 
 @dataclass(frozen=True)
 class AttentionMeasures:
-    """One number for each image, layer and head, (B, L, heads); diversity (B, L); see the table above. NaN
-    where a layer has fewer heads than another, and for the diversity of a single head."""
+    """One number for each image, layer and head, (B, L, heads); diversity (B, L); see the table above.
+
+    NaN where a layer has fewer heads than another, and for the diversity of a single head.
+    """
 
     entropy: Float[Tensor, "b l heads"]
     overfocus: Float[Tensor, "b l heads"]
@@ -56,8 +59,7 @@ class AttentionMeasures:
 def walk(
     vit: ViT, batches: Sequence[Float[Tensor, "b c h w"]], see: Callable[..., None]
 ) -> list[Float[Tensor, "b classes"]]:
-    """Run batches of images side by side; `see(layer, A, A', ...)` is given one layer's attention of each,
-    then it is dropped."""
+    """Run batches of images side by side; `see(layer, A, A', ...)` gets each layer's attention, once."""
     if not vit.plan.global_attention:
         raise MethodUnavailableError(
             f"a {vit.plan.kind} has no attention matrix over all tokens (windows, reduced keys): "
@@ -89,8 +91,7 @@ def walk(
 def attention_measures(
     model: nn.Module | ViT, images: Float[Tensor, "b c h w"], *, top: int = TOP
 ) -> AttentionMeasures:
-    """Entropy, overfocus, concentration, distance, head and token diversity of every layer, in one forward
-    pass.
+    """Entropy, overfocus, concentration, distance and diversity of every layer, in one forward pass.
 
     Examples:
         >>> import steadygaze as sg
@@ -123,8 +124,7 @@ def attention_measures(
 def attention_stability(
     model: nn.Module | ViT, clean: Float[Tensor, "b c h w"], corrupted: Float[Tensor, "b c h w"]
 ) -> Float[Tensor, "b l heads"]:
-    """Cosine between the attention of the clean and of the corrupted image, by layer and head; 1:
-    unchanged.
+    """Cosine between the attention of the clean and the corrupted image, by layer and head; 1: unchanged.
 
     Examples:
         >>> import steadygaze as sg
@@ -150,7 +150,7 @@ def entropy(a: Map) -> Float[Tensor, "b heads"]:
         >>> entropy(torch.full((1, 1, 4, 4), 0.25)).item() == torch.tensor(4.0).log().item()
         True
     """
-    a = _wide(a)
+    a = at_least_float32(a)
     return -torch.special.xlogy(a, a).sum(-1).mean(-1)
 
 
@@ -158,25 +158,25 @@ def overfocus(a: Map, top: int = TOP) -> Float[Tensor, "b heads"]:
     """Share of all attention that the `top` most attended tokens get."""
     if not 1 <= top <= a.shape[-1]:
         raise InputError(f"top: expected a number of tokens from 1 to {a.shape[-1]}, got {top!r}")
-    return _wide(a).mean(-2).topk(top, dim=-1).values.sum(-1)
+    return at_least_float32(a).mean(-2).topk(top, dim=-1).values.sum(-1)
 
 
 def gini(a: Map) -> Float[Tensor, "b heads"]:
-    """Gini coefficient of what tokens are given: 0 even, 1 − 1/N all on one."""
-    given = _wide(a).mean(-2).sort(-1).values
-    n = given.shape[-1]
-    rank = torch.arange(1, n + 1, dtype=given.dtype, device=given.device)
-    return (given * (2 * rank - n - 1)).sum(-1) / (n * given.sum(-1))
+    """Gini coefficient of the attention that tokens receive: 0 even, 1 − 1/N all on one."""
+    received = at_least_float32(a).mean(-2).sort(-1).values
+    n = received.shape[-1]
+    rank = torch.arange(1, n + 1, dtype=received.dtype, device=received.device)
+    return (received * (2 * rank - n - 1)).sum(-1) / (n * received.sum(-1))
 
 
 def peak(a: Map) -> Float[Tensor, "b heads"]:
     """The most attended token's share, in even shares: 1 even, N all on one."""
-    return a.shape[-1] * _wide(a).mean(-2).amax(-1)
+    return a.shape[-1] * at_least_float32(a).mean(-2).amax(-1)
 
 
 def diversity(a: Map) -> Float[Tensor, " b"]:
     """Mean cosine between the maps of two heads; lower is more diverse. NaN for a single head."""
-    flat = nn.functional.normalize(_wide(a).flatten(2), dim=-1)
+    flat = nn.functional.normalize(at_least_float32(a).flatten(2), dim=-1)
     cosines = flat @ flat.transpose(1, 2)
     heads = a.shape[1]
     if heads < 2:
@@ -192,7 +192,7 @@ def token_diversity(a: Map) -> Float[Tensor, "b heads"]:
         >>> token_diversity(torch.full((1, 1, 4, 4), 0.25)).item()
         1.0
     """
-    rows = nn.functional.normalize(_wide(a), dim=-1)
+    rows = nn.functional.normalize(at_least_float32(a), dim=-1)
     n = a.shape[-1]
     if n < 2:
         return rows.new_full(a.shape[:2], float("nan"))
@@ -202,7 +202,9 @@ def token_diversity(a: Map) -> Float[Tensor, "b heads"]:
 
 def stability(a: Map, b: Map) -> Float[Tensor, "b heads"]:
     """Cosine between two maps of the same head."""
-    return nn.functional.cosine_similarity(_wide(a).flatten(2), _wide(b).flatten(2), dim=-1)
+    return nn.functional.cosine_similarity(
+        at_least_float32(a).flatten(2), at_least_float32(b).flatten(2), dim=-1
+    )
 
 
 def distances(vit: ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "p p"]:
@@ -216,13 +218,9 @@ def distances(vit: ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "p p"
 
 def distance(a: Map, far: Float[Tensor, "p p"]) -> Float[Tensor, "b heads"]:
     """Mean distance from a patch to the patches it attends to, in patches; prefix tokens are left out."""
-    patches = _wide(a)[..., -len(far) :, -len(far) :]
+    patches = at_least_float32(a)[..., -len(far) :, -len(far) :]
     share = patches / patches.sum(-1, keepdim=True).clamp_min(torch.finfo(patches.dtype).tiny)
     return (share * far.to(share.dtype)).sum(-1).mean(-1)
-
-
-def _wide(a: Tensor) -> Tensor:
-    return a.to(torch.promote_types(a.dtype, torch.float32))
 
 
 def _layers(values: list[Tensor]) -> Tensor:
@@ -246,8 +244,7 @@ def attention_figure(
     cell: int = 224,
     images: Sequence[Any] = (),
 ) -> Any:
-    """A PIL sheet of one layer's N x N map, mean over heads and each head; below, the same of the corrupted
-    image.
+    """Draw one layer's N x N attention, mean over heads and each head; below, that of the corrupted image.
 
     Row i, column j is how much token i takes from token j: an overfocused head shows bright vertical lines.
     Clean and corrupted share each column's color scale. images: shown next to the maps, one for each row.
@@ -271,7 +268,7 @@ def attention_figure(
 
     def see(now: int, *maps: Map) -> None:
         if now == layer % depth:
-            kept.extend(_wide(a[0]) for a in maps)
+            kept.extend(at_least_float32(a[0]) for a in maps)
 
     walk(vit, batches, see)
     columns = [

@@ -82,8 +82,10 @@ def class_changes(labels: Any, before: Any, after: Any) -> list[ClassChange]:
     Returns:
         list[ClassChange]: the classes that lost most first, those that gained most last; ties by label.
 
-    >>> [(c.label, c.difference) for c in class_changes([0, 0, 1], [True, True, False], [True, False, True])]
-    [(0, -0.5), (1, 1.0)]
+    Examples:
+        >>> changes = class_changes([0, 0, 1], [True, True, False], [True, False, True])
+        >>> [(change.label, change.difference) for change in changes]
+        [(0, -0.5), (1, 1.0)]
     """
     labels, before, after = np.asarray(labels), *_pair(before, after)
     if labels.shape != before.shape or labels.dtype.kind not in "iu":
@@ -94,9 +96,19 @@ def class_changes(labels: Any, before: Any, after: Any) -> list[ClassChange]:
         both, gained, lost = int((a & b).sum()), int((~a & b).sum()), int((a & ~b).sum())
         neither = len(a) - both - gained - lost
         low, high = newcombe(both, gained, lost, neither)
-        one, two = wilson(both + lost, len(a)), wilson(both + gained, len(a))
+        accuracy_before, accuracy_after = wilson(both + lost, len(a)), wilson(both + gained, len(a))
         changes.append(
-            ClassChange(int(label), len(a), one, two, gained, lost, (gained - lost) / len(a), low, high)
+            ClassChange(
+                int(label),
+                len(a),
+                accuracy_before,
+                accuracy_after,
+                gained,
+                lost,
+                (gained - lost) / len(a),
+                low,
+                high,
+            )
         )
     return sorted(changes, key=lambda c: (c.difference, c.label))
 

@@ -60,9 +60,10 @@ def reliability(logits: Float[Tensor, "b classes"], right: Tensor, *, bins: int 
     Returns:
         Calibration: lower ECE is better.
 
-    >>> logits = torch.tensor([[4.0, 0.0], [0.0, 4.0]])  # the second prediction is wrong
-    >>> round(reliability(logits, torch.tensor([0, 0])).ece, 3)
-    0.482
+    Examples:
+        >>> logits = torch.tensor([[4.0, 0.0], [0.0, 4.0]])  # the second prediction is wrong
+        >>> round(reliability(logits, torch.tensor([0, 0])).ece, 3)
+        0.482
     """
     sure = confidences(logits)
     if right.shape != sure.shape:

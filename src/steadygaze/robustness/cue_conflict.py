@@ -1,5 +1,6 @@
-"""Shape bias: which cue decides where shape and texture are of different classes
-(docs/equations.md#shape-bias).
+"""Shape bias: which cue decides if shape and texture are of different classes.
+
+Formulas: docs/equations.md#shape-bias.
 
 Geirhos et al., "ImageNet-trained CNNs are biased towards texture; increasing shape bias improves accuracy and
 robustness", ICLR 2019.

@@ -24,8 +24,9 @@ CELLS = 1 << 24  # distances held at once
 
 
 def features(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
-    """The input of the final linear layer of any classifier. Two heads whose mean is the prediction
-    (distilled DeiT): the inputs of both, concatenated.
+    """The input of the final linear layer of any classifier.
+
+    Two heads whose mean is the prediction (distilled DeiT): the inputs of both, concatenated.
 
     Examples:
         >>> import steadygaze as sg
@@ -35,9 +36,9 @@ def features(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float[
     module = model.model if isinstance(model, ViT) else model
     seen: list[tuple[Tensor, Tensor]] = []
 
-    def look(linear: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
-        if given:  # by position, as every classifier calls its head
-            seen.append((given[0].detach(), out.detach()))
+    def look(linear: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        if inputs:  # by position, as every classifier calls its head
+            seen.append((inputs[0].detach(), out.detach()))
 
     hooks = []
     try:
@@ -47,10 +48,10 @@ def features(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float[
     finally:
         for hook in hooks:
             hook.remove()
-    heads = [(given, out) for given, out in seen if out.shape == logits.shape and given.dim() == 2]
-    for given, out in reversed(heads):
+    heads = [(inputs, out) for inputs, out in seen if out.shape == logits.shape and inputs.dim() == 2]
+    for inputs, out in reversed(heads):
         if torch.equal(out, logits):
-            return given
+            return inputs
     if len(heads) >= 2 and torch.allclose((heads[-2][1] + heads[-1][1]) / 2, logits, rtol=1e-4, atol=1e-5):
         return torch.cat([heads[-2][0], heads[-1][0]], 1)
     raise UnsupportedModelError(

@@ -1,5 +1,4 @@
-"""Occlusion: a square that covers the middle of the image, and curves of accuracy while patches are
-dropped.
+"""Occlusion: a square over the middle of the image, and curves of accuracy while patches are dropped.
 
     center square    half the side by default, 112 x 112 of 224 (docs/equations.md#occlusion)
     random drop      a share r of the patches is removed, drawn per image; drops are nested: a patch removed
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from steadygaze.errors import InputError
 from steadygaze.robustness.attacks import checked_labels
+from steadygaze.target import at_least_float32
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.masking import masked_logits
@@ -33,8 +33,14 @@ SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True)
 class Curve:
-    """The prediction for each image: correct (0 or 1; 1/classes if no patch is left) and probability of
-    the label, both (B, R), at the shares dropped. means: "removal" or "attention masking"."""
+    """The prediction for each image at the shares dropped.
+
+    Attributes:
+        shares: Shares of the patches that are dropped.
+        right: (B, R), 1 if the prediction is correct, 0 if not; 1 / classes if no patch is left.
+        probability: (B, R), of the label.
+        means: "removal" or "attention masking".
+    """
 
     shares: tuple[float, ...]
     right: Float[Tensor, "b r"]
@@ -90,8 +96,11 @@ def random_drop(
     generator: torch.Generator | Sequence[torch.Generator],
     shares: Sequence[float] = SHARES,
 ) -> Curve:
-    """The curve while random patches are dropped. One generator for the batch, or one for each image, so that
-    an image's draw does not depend on its neighbors.
+    """The curve while random patches are dropped.
+
+    Args:
+        generator: One for the batch, or one for each image, so that an image's draw does not depend on its
+            neighbors.
 
     Examples:
         >>> import steadygaze as sg
@@ -167,12 +176,13 @@ def _drop(
         dropped = order(patches)
         answers = [_answer(vit, tokens, whole, dropped, grid, int(share * patches)) for share in shares]
     nothing = whole.new_full(whole.shape, 1 / classes)
-    given = [
-        nothing if a is None else a.softmax(-1, dtype=torch.promote_types(a.dtype, torch.float32))
-        for a in answers
+    probabilities = [nothing if a is None else at_least_float32(a).softmax(-1) for a in answers]
+    probability = torch.stack(
+        [p.gather(1, labels[:, None])[:, 0].to(probabilities[0].dtype) for p in probabilities], 1
+    )
+    right = [
+        p[:, 0] if a is None else (a.argmax(1) == labels) for a, p in zip(answers, probabilities, strict=True)
     ]
-    probability = torch.stack([p.gather(1, labels[:, None])[:, 0].to(given[0].dtype) for p in given], 1)
-    right = [p[:, 0] if a is None else (a.argmax(1) == labels) for a, p in zip(answers, given, strict=True)]
     means = "removal" if vit.plan.removable else "attention masking"
     return Curve(shares, torch.stack([r.to(probability.dtype) for r in right], 1), probability, means)
 

@@ -125,8 +125,11 @@ def mean_error(errors: Errors, *, extra: bool = False) -> float:
 
 @dataclass(frozen=True)
 class CorruptionScores:
-    """All scores of one model. `corruptions`: the number of corruptions in `mean_error_all`, 15 or
-    19."""
+    """All scores of one model.
+
+    Attributes:
+        corruptions: Number of corruptions in `mean_error_all`, 15 or 19.
+    """
 
     clean: float
     mce: float
@@ -172,8 +175,10 @@ def _pairs(frames: int, name: str, difficulty: int) -> tuple[np.ndarray, np.ndar
 
 
 def flip_probability(predictions: np.ndarray, name: str, *, difficulty: int = 1) -> float:
-    """Share of compared frames, 0..1, whose predicted class differs; predictions: integers (sequences,
-    frames).
+    """Share of compared frames whose predicted class differs, 0..1.
+
+    Args:
+        predictions: Class indices, (sequences, frames).
 
     Examples:
         >>> round(flip_probability(np.array([[1, 1, 2, 2]]), "translate"), 3)
@@ -188,12 +193,14 @@ def flip_probability(predictions: np.ndarray, name: str, *, difficulty: int = 1)
 
 
 def top5_distance(logits: np.ndarray, name: str, *, difficulty: int = 1) -> float:
-    """Mean top-5 distance between compared frames, 0 (same five in order) .. 15; logits: (sequences, frames,
-    classes).
+    """Mean top-5 distance between compared frames, from 0 (the same five in order) to 15.
 
     With tau and tau' the rankings of the two frames and sigma_i the rank in tau' of the class that is i-th in
     tau, d = sum_{i=1..5} #{j : 1 <= j - 1 <= 5, min(i, sigma_i) < j <= max(i, sigma_i)}: each of the first
     five counts the places it moved, as far as place 6.
+
+    Args:
+        logits: (sequences, frames, classes).
 
     Examples:
         >>> top5_distance(np.tile(np.arange(10.0), (1, 3, 1)), "translate")  # three equal frames
@@ -235,8 +242,10 @@ def mean_flip_rate(flips: Mapping[str, float], *, baseline: Mapping[str, float] 
 def mean_top5_distance(
     distances: Mapping[str, float], *, baseline: Mapping[str, float] | None = None
 ) -> float:
-    """mT5D in percent of a baseline's top-5 distances. AlexNet's are not included: without a baseline this
-    is the plain mean over the ten perturbations (uT5D in the paper: not standardized).
+    """mT5D in percent of a baseline's top-5 distances.
+
+    AlexNet's are not included: without a baseline this is the plain mean over the ten perturbations (uT5D in
+    the paper: not standardized).
 
     Examples:
         >>> round(mean_top5_distance(dict.fromkeys(ALEXNET_FLIPS, 2.0)), 1)

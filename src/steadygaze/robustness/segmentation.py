@@ -1,7 +1,6 @@
-"""Segmentation under corruption: the predicted class of every pixel, mean mIoU over corruptions, and how much
-of the clean mIoU is kept.
+"""Segmentation under corruption: predicted classes of pixels, mean mIoU, and the share of it that is kept.
 
-Counts and IoU are those of `data.confusion`; images are corrupted by `corruptions.corrupt`.
+Counts and IoU are those of `data.label_maps`; images are corrupted by `corruptions.corrupt`.
 
 | protocol | corruptions | severities | mean |
 | --- | --- | --- | --- |
@@ -74,8 +73,9 @@ Protocol = Literal["all", "cityscapes-c"]
 
 
 def label_map(model: nn.Module, images: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b h w"]:
-    """The predicted class of every pixel, from a segmenter's scores at the image's size (bilinear); the
-    model is left as it was.
+    """The predicted class of every pixel, from a segmenter's scores at the image's size (bilinear).
+
+    The model is left as it was.
 
     An image with scores that are not finite has no prediction: -1 everywhere.
 
@@ -88,7 +88,7 @@ def label_map(model: nn.Module, images: Float[Tensor, "b 3 h w"]) -> Int[Tensor,
     with torch.no_grad(), evaluation_mode(model):
         scores = scores_of(model(images))
     return torch.cat(
-        [_largest(one, (images.shape[-2], images.shape[-1])) for one in scores.split(1)]
+        [_largest(image_scores, (images.shape[-2], images.shape[-1])) for image_scores in scores.split(1)]
     )  # all at once would fill the memory
 
 
@@ -101,8 +101,10 @@ def _largest(scores: Float[Tensor, "1 c h w"], size: tuple[int, int]) -> Int[Ten
 
 
 def mean_miou(found: Mapping[str, Mapping[int, Any]], protocol: Protocol = "all") -> Any:
-    """Mean of the mIoU over corruptions; found: mIoU (a number, or an array of resampled ones) by corruption
-    and severity.
+    """Mean of the mIoU over corruptions.
+
+    Args:
+        found: mIoU by corruption and severity: a number, or an array of resampled ones.
 
     Examples:
         >>> mean_miou({"fog": {1: 0.75, 5: 0.25}, "shot_noise": {1: 0.5, 5: 0.0}}, "cityscapes-c")
@@ -128,8 +130,7 @@ def mean_miou(found: Mapping[str, Mapping[int, Any]], protocol: Protocol = "all"
 
 
 def retention(corrupted: Any, clean: Any) -> Any:
-    """Share of the clean mIoU that is left under corruption, corrupted / clean; higher is better, 1 if
-    nothing is lost.
+    """Share of the clean mIoU that is left under corruption; higher is better, 1 if nothing is lost.
 
     Examples:
         >>> retention(0.375, 0.5)

@@ -9,7 +9,6 @@ others each frame follows on the one before.
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -63,8 +62,7 @@ def _crop(pixels: np.ndarray, size: int) -> np.ndarray:
 def _affine(
     pil_image: Image.Image, *, angle: float = 0.0, shift: float = 0.0, scale: float = 1.0, smooth: bool = True
 ) -> np.ndarray:
-    """Turned clockwise by `angle` degrees and scaled about the center, then moved right by `shift` pixels;
-    black outside."""
+    """Turn clockwise by `angle` degrees, scale about the center, move right by `shift`; black outside."""
     cos, sin = math.cos(math.radians(angle)) / scale, math.sin(math.radians(angle)) / scale
     x, y = pil_image.width / 2, pil_image.height / 2
     back = (cos, sin, x - cos * (x + shift) - sin * y, -sin, cos, y + sin * (x + shift) - cos * y)
@@ -73,8 +71,7 @@ def _affine(
 
 
 def _tilted(pil_image: Image.Image, degrees: float) -> np.ndarray:
-    """The image's plane turned by `degrees` about both of its axes, seen from one diagonal away; black
-    outside."""
+    """Turn the image's plane by `degrees` about both axes, seen from one diagonal away; black outside."""
     width, height = pil_image.size
     far, turn = math.hypot(width, height), math.radians(degrees)
     cos, sin = math.cos(turn), math.sin(turn)
@@ -92,16 +89,6 @@ def _tilted(pil_image: Image.Image, degrees: float) -> np.ndarray:
     return np.asarray(
         pil_image.transform(pil_image.size, Image.Transform.PERSPECTIVE, way, Image.Resampling.BILINEAR)
     )
-
-
-def _noise(
-    function: Callable[..., np.ndarray],
-    image: np.ndarray,
-    level: float,
-    frames: int,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    return np.stack([image, *(function(image, level, rng) for _ in range(1, frames))])
 
 
 def _motion_blur(image: np.ndarray, frames: int, radius: int, sigma: float, degrees: float) -> np.ndarray:
@@ -139,10 +126,12 @@ def sequence(
 ) -> np.ndarray:
     """Frames, uint8 (T, size, size, 3), of one image, uint8 (H, W, 3).
 
+    The image is changed as a whole and then cut to its middle, so give it with a margin: the published
+    sequences come from a shorter side of 256.
+
     Args:
-        name: One of PERTURBATIONS. The image is changed as a whole and then cut to its middle `size` pixels
-            (None: 224, or the shorter side where that is less), so give it with a margin: the published
-            sequences come from a shorter side of 256.
+        name: One of PERTURBATIONS.
+        size: Side of the frames; by default 224, or the shorter side where that is less.
         difficulty: 1, 2 or 3, the strength of the noise; the other kinds have the same frames at any
             difficulty, and `scores` then compares frames that lie that far apart.
         settings: "imagenet" or "cifar"; None chooses "cifar" where the frame is at most 64 pixels.
@@ -169,8 +158,9 @@ def sequence(
     centered = range(-(frames // 2), frames - frames // 2)
     match name:
         case "gaussian_noise" | "shot_noise":
-            function = gaussian_noise if name == "gaussian_noise" else shot_noise
-            return _noise(function, middle, values[0][difficulty - 1], frames, rng)
+            noise = gaussian_noise if name == "gaussian_noise" else shot_noise
+            level = values[0][difficulty - 1]
+            return np.stack([middle, *(noise(middle, level, rng) for _ in range(1, frames))])
         case "motion_blur":
             return _motion_blur(middle, frames, *values)
         case "zoom_blur":
@@ -180,11 +170,11 @@ def sequence(
         case "brightness":
             return np.stack([brightness(middle, round(k * values[0], 6)) for k in centered])
         case "translate":
-            change = [partial(_affine, pil_image, shift=k - values[0], smooth=False) for k in range(frames)]
+            changes = [partial(_affine, pil_image, shift=k - values[0], smooth=False) for k in range(frames)]
         case "rotate":
-            change = [partial(_affine, pil_image, angle=k * values[0]) for k in centered]
+            changes = [partial(_affine, pil_image, angle=k * values[0]) for k in centered]
         case "tilt":
-            change = [partial(_tilted, pil_image, k * values[0]) for k in centered]
+            changes = [partial(_tilted, pil_image, k * values[0]) for k in centered]
         case _:
-            change = [partial(_affine, pil_image, scale=values[0] + k * values[1]) for k in range(frames)]
-    return np.stack([_crop(one(), size) for one in change])
+            changes = [partial(_affine, pil_image, scale=values[0] + k * values[1]) for k in range(frames)]
+    return np.stack([_crop(change(), size) for change in changes])

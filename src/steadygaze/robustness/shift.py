@@ -30,8 +30,9 @@ def any_correct(
         k (int): number of highest logits.
         classes (Sequence[int]): the classes that are compared; by default all.
 
-    >>> any_correct(torch.tensor([[0.1, 0.7, 0.2]]), [[0, 2]], k=2)
-    tensor([True])
+    Examples:
+        >>> any_correct(torch.tensor([[0.1, 0.7, 0.2]]), [[0, 2]], k=2)
+        tensor([True])
     """
     columns = logits.shape[1] if classes is None else len(classes)
     highest = max((c for row in (*right, classes or ()) for c in row), default=-1)

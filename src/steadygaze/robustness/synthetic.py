@@ -1,5 +1,4 @@
-"""Images of the SI-Score kind from any images with masks: the object cut out and put elsewhere, one thing
-varied at a time.
+"""Images like those of SI-Score, from any images with masks: an object pasted elsewhere, one factor varied.
 
 J. Yung et al., arXiv:2104.04191; numbers as there: the object's bounding box covers `area` of the image,
 its center is at (x, y) in 0..1 from the top left, it is turned by `rotation` degrees counterclockwise, then
@@ -107,8 +106,9 @@ def vary(
     side: int = 224,
     area: float = AREA,
 ) -> list[Synthetic]:
-    """One image for each value of the factor, all of one object on one background, which is drawn by (seed,
-    index, factor).
+    """One image for each value of the factor, all of one object on one background.
+
+    The background is drawn by (seed, index, factor).
 
     Args:
         values: Centers (x, y), degrees or areas instead of those of the table.
@@ -118,8 +118,8 @@ def vary(
         >>> image, mask = np.full((8, 8, 3), 200, np.uint8), np.zeros((8, 8), np.uint8)
         >>> mask[2:6, 2:6] = 255
         >>> background = np.zeros((32, 32, 3), np.uint8)
-        >>> made = vary(image, mask, [background], "size", seed=0, values=[0.1, 0.5], side=32)
-        >>> [one.pixels.shape for one in made]
+        >>> composed = vary(image, mask, [background], "size", seed=0, values=[0.1, 0.5], side=32)
+        >>> [item.pixels.shape for item in composed]
         [(32, 32, 3), (32, 32, 3)]
     """
     if factor not in FACTORS:
@@ -142,8 +142,9 @@ def vary(
 
 
 def swap_background(image: Pixels, mask: np.ndarray, background: Pixels) -> Pixels:
-    """The object on another background, in its original position; the background is cropped to the image's
-    shape and resized.
+    """The object on another background, in its original position.
+
+    The background is cropped to the image's shape and resized.
 
     Examples:
         >>> image, mask = np.full((8, 8, 3), 200, np.uint8), np.zeros((8, 8), np.uint8)
@@ -199,8 +200,7 @@ def _checked(image: Any) -> Pixels:
 
 
 def _alpha(image: Any, mask: Any) -> UInt8[np.ndarray, "h w"]:
-    """Opacity: 255 on the object, 0 on the background, and falling evenly across the border from one to the
-    other."""
+    """Opacity: 255 on the object, 0 on the background, falling evenly across the border between them."""
     image, mask = _checked(image), np.asarray(mask)
     if mask.shape != image.shape[:2]:
         raise InputError(f"mask: expected one value for each pixel, {image.shape[:2]}, got {mask.shape}")
@@ -224,8 +224,7 @@ def _alpha(image: Any, mask: Any) -> UInt8[np.ndarray, "h w"]:
 
 
 def _steps(start: np.ndarray, within: np.ndarray) -> np.ndarray:
-    """How many steps to one of four neighbors lead from `start` to each pixel, through `within` alone;
-    infinity: none do."""
+    """Number of steps to one of four neighbors from `start` to each pixel, inside `within`; or infinity."""
     steps = np.where(start, 0.0, np.inf)
     front = start
     while front.any():

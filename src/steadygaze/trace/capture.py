@@ -270,7 +270,6 @@ def _needs_no_attention(vit: ViT, layer: int, rules: Rules, want: Want) -> None:
     if not empty:
         raise MethodUnavailableError(
             f"the attention of block {layer} of this {vit.plan.kind} runs in a kernel that cannot be "
-            f"inspected. "
-            f"Let it use F.scaled_dot_product_attention; in transformers, "
-            f"model.set_attn_implementation('sdpa')."
+            "inspected. Let it use F.scaled_dot_product_attention; in transformers, "
+            "model.set_attn_implementation('sdpa')."
         )

@@ -1,6 +1,4 @@
-"""Maps of a hierarchical model's stages, resized to one grid (docs/equations.md#resize-maps).
-
-Input x gradient taken apart: what no patch gets, and how much comes from content and from position.
+"""Input x gradient taken apart: what no patch gets, and how much comes from content and from position.
 
     Σ_j ⟨x_j, g_j⟩ over all tokens and biases = Σ map + u            u: prefix tokens, biases behind them
     ⟨x⁰_j, g_j⟩ = ⟨c_j, g_j⟩ + ⟨e_j, g_j⟩,   x⁰_j = c_j + e_j         c: embedded patch, e: position embedding
@@ -8,6 +6,8 @@ Input x gradient taken apart: what no patch gets, and how much comes from conten
 The score T is not a step of the network: its own offset T − ⟨y, ∂T/∂y⟩ is part of u, and zero for a logit.
 
 Formulas: docs/equations.md#completeness, docs/equations.md#content-position.
+
+`resize_map` brings the maps of a hierarchical model's stages to one grid (docs/equations.md#resize-maps).
 """
 
 from dataclasses import dataclass
@@ -65,7 +65,9 @@ def accounted(trace: Trace, layers: range, *, biases: bool, implicit: bool = Fal
 class _WithoutContent(Interception):
     """An embedding whose patches are zero: what is left of a token is its position.
 
-    calls: how many maps made patches of pixels; nonlinear: whether anything else than such a map was met
+    Attributes:
+        calls: Number of maps that made patches of pixels.
+        nonlinear: Whether another kind of map was met.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
 """Bias terms of FullGrad for hierarchical models, whose blocks rearrange tokens (windows, merging).
 
-A block is J·x + offset, J its Jacobian at x under the rules. As long as the block has not
-rearranged its tokens, a bias or the offset of a nonlinear map is attributed to the token it is added to
-(`Placed`: norms, MLP, mostly the projections; as in any other ViT). The rest of the offset is attributed to
-the output tokens of the block.
+A block is J·x + offset, J its Jacobian at x under the rules. As long as the block has not rearranged its
+tokens, a bias or the offset of a nonlinear map is attributed to the token it is added to (`Placed`: norms,
+MLP, mostly the projections; as in any other ViT). The rest of the offset is attributed to the output tokens
+of the block.
 
 | rest     | definition                                          | by one forward-mode derivative            |
 | explicit | Σ_b ∂block/∂b · b over biases b that are not placed | x constant, along those biases            |
@@ -87,7 +87,7 @@ class Placed(Seam):
 
 
 class Push(Placed):
-    """In forward mode: offsets are added to the tangent of the map that they belong to."""
+    """Adds offsets to the tangent of the map that they belong to, in forward mode."""
 
     def __init__(self, rules: Rules, rest: Literal["explicit", "complete"]) -> None:
         # attention is written out: the fused kernel has no derivative in forward mode

@@ -21,11 +21,11 @@ class Query:
     Attributes:
         tokens: `vit.embed(images)`.
         rules: Rules of the backward pass.
-        score: The quantity to explain: `score` of class target[b], or whatever a callable target returns.
-        target: See `score`.
-        hidden: X^0 .. x^{L-1} and the output of the last block, for methods registered with
+        score: The quantity of the class to explain, such as "logit".
+        target: The class of each image, (B,), or a callable that returns the quantity itself.
+        hidden: x^0 .. x^{L-1} and the output of the last block, for methods registered with
             reads_hidden=True.
-        logits: Of the whole images, from the same forward pass.
+        logits: Logits of the whole images, from the same forward pass.
         on_progress: Called during long searches.
         allow_partial: Whether an interrupted search may return a map of the runs that were done.
     """

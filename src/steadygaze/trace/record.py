@@ -37,8 +37,8 @@ class Attention:
     """One attention: weights A (b, h, q, k) after softmax, values v (b, h, k, d), and the output A·v.
 
     Attributes:
-        q: Queries and keys as they are multiplied, if wanted.
-        k: See `q`.
+        q: Queries as they are multiplied with the keys, if wanted.
+        k: Keys as they are multiplied with the queries, if wanted.
     """
 
     a: Tensor

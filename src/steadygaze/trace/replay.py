@@ -44,7 +44,7 @@ BIAS_RULES = ("none", "token", "absdot", "norm", "equal", "cls")
 
 
 class _Replay(Interception):
-    """Notes in the first pass, answers from the notes in the second."""
+    """Records constants in the first pass, and uses them in the second."""
 
     def __init__(self, rule: str, tangent: bool) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class _Replay(Interception):
         return y
 
     def mul(self, func: TorchFunction, x: Any, y: Any, **kwargs: Any) -> Tensor:
-        """In a product of two branches the gate is constant; x·sigmoid(c x), QuickGELU, is an activation."""
+        """Hold the gate of a product of two branches constant; x·sigmoid(c x), QuickGELU, is not a gate."""
         if isinstance(x, Tensor) and not isinstance(y, Tensor):
             out = func(x, y, **kwargs)
             out.source_ = x
@@ -266,9 +266,8 @@ def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
             shares = _run(trace, layer, remember(sources, trace.run.layout))
         if not torch.allclose(shares.sum(0), logits[0], rtol=1e-2, atol=1e-2 * float(logits.abs().max())):
             raise MethodUnavailableError(
-                f"bias={rule!r}: the shares of the tokens do not sum to the logits of this "
-                f"{vit.plan.kind}, which "
-                f"adds something else (such as a class token behind the blocks). Use bias='none'."
+                f"bias={rule!r}: the shares of the tokens do not sum to the logits of this {vit.plan.kind}, "
+                "which adds something else (such as a class token behind the blocks). Use bias='none'."
             )
         scores.append(shares[:n] @ weight)
     return torch.stack(scores)

@@ -1,16 +1,7 @@
-"""The γ rule of a linear map as a backward pass (docs/equations.md#gamma-rule).
+"""Rules: what is held constant when a gradient is taken (docs/equations.md#frozen-linear).
 
-With y = W x + b, the contributions W_ij x_j and b_i of output i are weighted by 1 + γ where they have the
-sign of y_i, and by 1 otherwise; D_i is their sum. Relevance y_i g_i is shared in proportion. As
-a⁺ = (|a| + a) / 2, one more product, with |W|, gives both halves:
-
-    D = (1 + γ/2) y + (γ/2) sign(y) (|W| |x| + |b|),      r = g ⊙ y / D, 0 where y = 0
-    dx = (1 + γ/2) Wᵀ r + (γ/2) sign(x) ⊙ |W|ᵀ (sign(y) ⊙ r)
-
-Rules: what is held constant when a gradient is taken (docs/equations.md#frozen-linear).
-
-The forward value never changes.
-Each holds in reverse mode (`backward`) and in forward mode (`jvp`, which the offsets of whole blocks need).
+The forward value never changes. Each rule holds in reverse mode (`backward`) and in forward mode (`jvp`,
+which the offsets of whole blocks need).
 
 | field     | held constant, or scaled                                     | DecompX | `gaze` | AttnLRP |
 | attention | factor of the gradient to q and k through A (1 − α)          | 0       | 1/4    | 1/4     |
@@ -19,7 +10,15 @@ Each holds in reverse mode (`backward`) and in forward mode (`jvp`, which the of
 | unit      | ‖x‖ of x / ‖x‖, unit length (CLIP, SigLIP)                   | held    | held   | held    |
 | slope     | activation f(h) = s·h with s = f(h)/h held                   | held    | held   | held    |
 | gate      | products of two branches (SwiGLU, gated attention): the gate | held    | held   | 1/2     |
-| gamma     | γ rule of linear maps, conv_gamma of convolutions (gamma.py) | 0       | 0      | 0; ≥ 0  |
+| gamma     | γ rule of linear maps, conv_gamma of convolutions            | 0       | 0      | 0; ≥ 0  |
+
+The γ rule of a linear map (docs/equations.md#gamma-rule): with y = W x + b, the contributions W_ij x_j and
+b_i of output i are weighted by 1 + γ where they have the sign of y_i, and by 1 otherwise; D_i is their sum.
+Relevance y_i g_i is shared in proportion. As a⁺ = (|a| + a) / 2, one more product, with |W|, gives both
+halves:
+
+    D = (1 + γ/2) y + (γ/2) sign(y) (|W| |x| + |b|),      r = g ⊙ y / D, 0 where y = 0
+    dx = (1 + γ/2) Wᵀ r + (γ/2) sign(x) ⊙ |W|ᵀ (sign(y) ⊙ r)
 """
 
 from collections.abc import Callable
@@ -74,8 +73,8 @@ def gamma_map(gamma: float, func: Any, x: Tensor, weight: Tensor, *how: Any, **m
     """F.linear or F.conv2d with the γ rule in its backward pass; without it where γ is 0.
 
     Args:
-        how: The bias, stride, padding and so on.
-        more: See `how`.
+        how: Further positional arguments of `func`: bias, stride, padding and so on.
+        more: Further keyword arguments of `func`.
     """
     if not gamma or not x.requires_grad:
         return func(x, weight, *how, **more)
@@ -236,7 +235,7 @@ def scaled_attention(
 
 
 class _ScaledAttention(torch.autograd.Function):
-    """Without N x N tensors in the graph: memory does not grow with depth x N²."""
+    """Scaled attention without N x N tensors in the graph: memory does not grow with depth x N²."""
 
     @staticmethod
     def forward(

@@ -67,13 +67,20 @@ class Settings(explainers.Settings):
     `preset` names one or more of `PRESETS`, comma-separated; other values are on top of them.
 
     Attributes:
-        stretch, shift: α and β of the gates.
-        temperature, left, right: Of the hard concrete distribution.
+        stretch: α of the gates.
+        shift: β of the gates.
+        temperature: τ of the hard concrete distribution.
+        left: ℓ, where the stretched distribution begins.
+        right: r, where the stretched distribution ends.
         margin: m, the permitted change of the prediction.
-        dual_start, dual_limit: Initial and largest λ.
-        gate_rate, baseline_rate, dual_rate: Learning rates; `warmup` is the number of steps until they are
-            reached.
-        sync_every, sync_share: Steps between two syncs of Lookahead, and its step towards the fast weights.
+        dual_start: Initial λ.
+        dual_limit: Largest λ.
+        gate_rate: Learning rate of the gates.
+        baseline_rate: Learning rate of b.
+        dual_rate: Learning rate of λ.
+        warmup: Number of steps until the learning rates are reached.
+        sync_every: Steps between two syncs of Lookahead.
+        sync_share: Step of Lookahead towards the fast weights.
         target: The class of kl="class"; None: the one that the model predicts.
         warm_start: A file of gates for hidden states of the same widths to start from.
         restarts: Number of new attempts if the masks become all on or all off.
@@ -113,15 +120,15 @@ class Settings(explainers.Settings):
     @model_validator(mode="before")
     @classmethod
     def _with_presets(cls, values: dict[str, Any]) -> dict[str, Any]:
-        given = dict(values)
+        settings = dict(values)
         chosen: dict[str, Any] = {}
-        for name in filter(None, map(str.strip, str(given.pop("preset", "")).split(","))):
+        for name in filter(None, map(str.strip, str(settings.pop("preset", "")).split(","))):
             if name not in PRESETS:
                 raise UnknownNameError("preset", name, PRESETS)
             chosen |= PRESETS[name]
-        if given.get("target") is not None:
+        if settings.get("target") is not None:
             chosen["kl"] = "class"
-        return chosen | given
+        return chosen | settings
 
     @model_validator(mode="after")
     def _target_needs_class(self) -> Self:
@@ -131,8 +138,7 @@ class Settings(explainers.Settings):
 
     @property
     def grace_steps(self) -> int:
-        """Steps after which masks that are all on have had time to close: Adam moves a gate by about its rate
-        per step."""
+        """Steps that masks which are all on need to close: Adam moves a gate by about its rate per step."""
         closing = 0.4 / max(self.gate_rate, 1e-9) if self.begin == "open" else 0.0
         return round(max(2 * self.warmup + closing, 1000))
 
@@ -165,7 +171,7 @@ class StepReport:
     """Means over a batch.
 
     Attributes:
-        layer: L, the last active gate.
+        layer: l, the last active gate.
         l0: Share of patches kept.
         dual: λ_l.
         accuracy: Share of images whose predicted class does not change.
@@ -265,8 +271,12 @@ class Trainer(explainers.Trainer):
         return report
 
     def _measure(self, images: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """KL, the L0 term, the share kept of patches and of the tokens of L0, and the share of predictions
-        unchanged, with the gates 0..layer sampled."""
+        """Measure a batch with the gates 0..layer sampled.
+
+        Returns:
+            KL, the L0 term, the share kept of patches and of the tokens of L0, and the share of unchanged
+            predictions.
+        """
         with torch.no_grad():
             run = forward(self.vit, self.vit.embed(images), grad=False)
             empty = blank(self.vit, images)
@@ -300,8 +310,10 @@ class Trainer(explainers.Trainer):
         return int(torch.multinomial(weights, 1, generator=self.generator))
 
     def _sync_slow_weights(self) -> None:
-        """Lookahead: every k steps slow ← slow + share · (fast − slow), and the fast weights become the slow
-        ones. Parameters that had no gradient in this step stay."""
+        """Lookahead: every k steps slow ← slow + share · (fast − slow), and fast ← slow.
+
+        Parameters that had no gradient in this step stay.
+        """
         if self.steps % self.settings.sync_every:
             return
         with torch.no_grad():
@@ -314,8 +326,7 @@ class Trainer(explainers.Trainer):
 
     @torch.no_grad()
     def evaluate(self, images: Tensor) -> StepReport:
-        """The effect of all gates together on these images. Changes nothing, not even the next random
-        numbers."""
+        """Measure all gates together on these images. Changes nothing, not even the next random numbers."""
         random_state = self.generator.get_state()
         with evaluation_mode(self.vit.model):
             kl, _, kept, _, accuracy = self._measure(images, len(self.duals) - 1)

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from steadygaze.data.images import find_images, read_image
@@ -33,7 +32,7 @@ from steadygaze.files import FileLock
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.progress import OnProgress, Progress, ignore_progress
-from steadygaze.training.recipe import CountFromZero, PositiveInt, Table, explain_validation_error
+from steadygaze.training.recipe import CountFromZero, Document, PositiveInt
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.view import ViT
 
@@ -45,7 +44,7 @@ EVALUATED = 64  # images that the result is evaluated on
 # -- what a method defines -------------------------------------------------------------------------
 
 
-class Settings(Table):
+class Settings(Document):
     """Everything that the result depends on apart from the model and the images, by the keys of `--set`.
 
     Attributes:
@@ -57,12 +56,6 @@ class Settings(Table):
 
     seed: CountFromZero = 0
     batch: PositiveInt
-
-    def __init__(self, /, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise explain_validation_error(error, type(self)) from None
 
     @property
     def first_steps(self) -> int:
@@ -253,8 +246,7 @@ class ExplainerResult:
 
 
 class ExplainerRun:
-    """A checked request: the model is loaded, the images are found, and an earlier state is restored if there
-    is one."""
+    """A checked request: the model is loaded, the images are found, and an earlier state is restored."""
 
     def __init__(
         self, method: type[Trainer], request: ExplainerRequest, loaded: LoadedModel | None = None
@@ -394,8 +386,11 @@ class ExplainerRun:
         self.resumed = self.trainer.steps
 
     def _save(self, problem: str = "", too_early: bool = False) -> None:
-        """Write what was learned and the state. `stopped` is true if training had to end; otherwise it may be
-        continued."""
+        """Write what was learned, and the state.
+
+        Args:
+            stopped: Whether training had to end; otherwise it may be continued.
+        """
         facts, tensors = self.trainer.state()
         facts |= {
             "identity": self.identity,
@@ -418,7 +413,7 @@ class ExplainerRun:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Be the only process that trains this file."""
+        """Lock the file, so that no other process trains it."""
         out = self.request.out
         with self._written():
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -434,8 +429,7 @@ class ExplainerRun:
 
 @contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Ctrl-C takes effect after the block: half a step, with numbers drawn and nothing moved, could not be
-    resumed exactly."""
+    """Let Ctrl-C take effect after the block: half a step could not be resumed exactly."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread is interrupted
         yield
         return

@@ -47,8 +47,7 @@ RANDOM_INTERPOLATIONS = ("bilinear", "bicubic")
 
 
 class Augmentation:
-    """The operations a recipe asks for. Geometry applies to image and mask alike, given the same random
-    state.
+    """The operations of a recipe. With the same random state, an image and its mask get the same geometry.
 
     Attributes:
         mask_padding: Value of padded pixels of a mask.
@@ -128,9 +127,9 @@ def rand_augment(config: str, mean: Sequence[float], side: int, interpolation: s
     """timm's RandAugment, on every version of Pillow.
 
     Args:
-        config: In timm's notation.
+        config: The operations, in timm's notation.
         mean: Color of pixels moved in from outside.
-        side: Of the image, in pixels.
+        side: Side of the image, in pixels.
         interpolation: None or "random": bilinear or bicubic, drawn for each operation.
     """
     from timm.data.auto_augment import rand_augment_transform
@@ -155,16 +154,17 @@ def rand_augment(config: str, mean: Sequence[float], side: int, interpolation: s
 
 
 def posterize(image: Image.Image, bits_to_keep: int, **_: Any) -> Image.Image:
-    """Keep the highest bits of every color. 0 bits, which timm uses and new versions of Pillow refuse, give
-    black."""
+    """Keep the highest bits of every color; 0 bits, which timm uses and Pillow refuses, give black."""
     from timm.data.auto_augment import posterize as timm_posterize
 
     return timm_posterize(image, bits_to_keep) if bits_to_keep > 0 else Image.new(image.mode, image.size)
 
 
 def class_folders(folder: str) -> tuple[str, ...] | None:
-    """The class names of a new classifier: sorted names of a folder's class folders, or the label names of
-    shards; None if there is an index.csv."""
+    """The class names of a new classifier; None if there is an index.csv.
+
+    They are the sorted names of a folder's class folders, or the label names of shards.
+    """
     if is_stream(folder):
         return StreamSpec.parse(folder).label_names
     root = Path(folder)
@@ -182,7 +182,7 @@ def select_images(data: Data, part: str, classes: ClassLookup | None, masks: str
     """The labeled images of a recipe, for "train" or "test".
 
     Args:
-        classes: Of the classifier; None for segmentation, whose images have label maps.
+        classes: Classes of the classifier; None for segmentation, whose images have label maps.
         masks: Folder of the masks, None if they are not needed.
     """
     prefix = "test_" if part == "test" else ""
@@ -259,8 +259,7 @@ def _check_masks_have_images(masks: Path, folder: Path, items: Sequence[Item]) -
 
 
 def check_masks(labeled: LabeledImages, on_progress: OnProgress = ignore_progress) -> None:
-    """Check before the first step that every mask exists, decodes, has the size of its image and shows an
-    object."""
+    """Check that every mask exists, decodes, has the size of its image and shows an object."""
     total = len(labeled.items)
     on_progress(Progress("check masks", 0, total, "masks"))
     for number, item in enumerate(labeled.items):
@@ -290,14 +289,18 @@ Sample = tuple[Tensor, int | Tensor, Tensor]
 
 
 class TrainingImages(Dataset[Sample | None]):
-    """(view, index) -> image (3, H, W), label, mask (H, W) uint8, empty without masks; view None: as in
-    testing.
+    """(view, index) -> image (3, H, W), label, mask (H, W) uint8 (empty without masks).
+
+    View None is the one of testing.
 
     The label is a class index. For images with label maps it is the map, (H, W); `segmentation_classes` is
-    then their number of classes, otherwise 0. generated_masks: by image name, in place of mask files
+    then their number of classes, otherwise 0.
 
     An image that cannot be decoded is skipped with a warning: in training the next one takes its place, in
     testing its sample is None.
+
+    Attributes:
+        generated_masks: Masks by image name, in place of mask files.
     """
 
     def __init__(self, labeled: LabeledImages, preprocess: Preprocess, augment: Augment, seed: int) -> None:
@@ -451,7 +454,8 @@ class CachedFeatures(Dataset[Sample | None]):
     """The features of a set of images, with the interface of `TrainingImages`.
 
     Attributes:
-        features: (N, D)            readable: images that could be decoded.
+        features: (N, D), the input of the head for each image.
+        readable: (N,), whether the image could be decoded.
     """
 
     segmentation_classes = 0
@@ -516,7 +520,7 @@ def cache_features(
         collate_fn=list,
     )
     inputs: list[Tensor] = []
-    hook = head.register_forward_pre_hook(lambda module, given: inputs.append(given[0].detach()))
+    hook = head.register_forward_pre_hook(lambda module, args: inputs.append(args[0].detach()))
     features = torch.zeros(len(images), head.in_features)
     readable = torch.zeros(len(images), dtype=torch.bool)
     done, was_training = 0, model.training
@@ -524,11 +528,11 @@ def cache_features(
     try:
         with torch.no_grad(), accelerator.autocast():
             for batch, samples in zip(batches, loader, strict=True):
-                known = [(index, sample[0]) for index, sample in zip(batch, samples, strict=True) if sample]
-                if known:
-                    rows = torch.tensor([index for index, _ in known])
+                decoded = [(index, sample[0]) for index, sample in zip(batch, samples, strict=True) if sample]
+                if decoded:
+                    rows = torch.tensor([index for index, _ in decoded])
                     inputs.clear()
-                    model(torch.stack([pixels for _, pixels in known]).to(accelerator.device))
+                    model(torch.stack([pixels for _, pixels in decoded]).to(accelerator.device))
                     features[rows], readable[rows] = inputs[-1].float().cpu(), True
                 done += len(batch)
                 on_progress(Progress(task, done, len(own), "images"))

@@ -107,8 +107,10 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def _groups_with_modules(model: nn.Module, o: Optimizer) -> list[dict[str, Any]]:
-    """timm's parameter groups, with the parameters of inserted modules in groups of their own: `lr_scale` is
-    the factor that timm's schedules apply to a group."""
+    """timm's parameter groups, with the parameters of inserted modules in groups of their own.
+
+    `lr_scale` is the factor that timm's schedules apply to a group.
+    """
     from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
     no_decay: set[str] = getattr(model, "no_weight_decay", set)()
@@ -224,8 +226,9 @@ def train(
     stop_after: int | None = None,
     trust_remote_code: bool = False,
 ) -> TrainingResult:
-    """Train by a recipe; log, checkpoints and weights go into the folder `out`. The same call resumes a
-    stopped run.
+    """Train by a recipe; log, checkpoints and weights go into the folder `out`.
+
+    The same call resumes a stopped run.
 
     Args:
         recipe: A TOML file, the name of a shipped recipe, its tables as a dict, or a `Recipe`.
@@ -245,8 +248,9 @@ def train(
         TrainingStoppedError: The loss is not finite, or the disk is full. The last good checkpoint is kept.
 
     Examples:
-
+        ```python
         result = sg.train("cifar10-tap", "runs/tap", changes={"data.train": "cifar10/train"})
+        ```
     """
     if isinstance(recipe, (str, Path)):
         recipe = read_recipe(recipe, changes)
@@ -268,9 +272,10 @@ class TrainingRun:
 
     Attributes:
         notes: What the user should know before the first step.
-        head_name: Of a linear probe, the layer that is trained; its images are replaced by features before
-            the first step.
-        parallel_objective, parallel_optimizer: As accelerate wraps them for several processes.
+        head_name: The layer that a linear probe trains; its images are replaced by features before the first
+            step.
+        parallel_objective: The objective as accelerate wraps it for several processes.
+        parallel_optimizer: The optimizer as accelerate wraps it.
     """
 
     def __init__(
@@ -355,7 +360,7 @@ class TrainingRun:
         )
 
     def trained_part(self, model: nn.Module) -> nn.Module:
-        """Of a model, what is trained: all of it, or its head."""
+        """What of a model is trained: all of it, or its head."""
         return model if self.head_name is None else model.get_submodule(self.head_name)
 
     @property

@@ -1,5 +1,7 @@
-"""From a recipe to the model that is trained, with its modules and the format of its images, and to the
-training and test images: selected, checked, with masks from files or from TokenCut.
+"""From a recipe to the model that is trained, and to its training and test images.
+
+Modules are inserted, the format of images is set; images are selected and checked, with masks from files or
+from TokenCut.
 
 A module (TAP, CB) whose `start` the recipe leaves open begins as the identity in trained weights, which it
 then does not harm, and as in its paper in new weights.
@@ -67,8 +69,13 @@ class RecipeModel:
 
 @dataclass(frozen=True, eq=False)
 class _InitialModel:
-    """class_names: that the weights bring; origin: the part of the description that says where the model is
-    from; trained: whether it has the weights of a checkpoint or pretrained ones."""
+    """A model as it is loaded or created, before modules are inserted.
+
+    Attributes:
+        class_names: Those that the weights bring.
+        origin: The part of the description that states where the model is from.
+        trained: Whether it has the weights of a checkpoint, or pretrained ones.
+    """
 
     model: nn.Module
     preprocess: Preprocess
@@ -83,7 +90,8 @@ def build_recipe_model(
     """Create or load the model; new weights depend on the recipe's seed alone.
 
     Args:
-        module_start: Of a run that is resumed. None: "identity" in trained weights, "paper" in new ones.
+        module_start: `start` of the new modules of a run that is resumed; by default "identity" in trained
+            weights, "paper" in new ones.
     """
     data = recipe.data
     maps = find_label_maps(data.train, data.masks, "train") if recipe.task == "segmentation" else None
@@ -150,19 +158,19 @@ def insert_modules(
     kinds = {"tap": modules.TokenPool, "cb": modules.ContextBroadcast}
     options = tables.model_dump()
     new = {}
-    for name, given in options.items():
-        if given is None:
+    for name, table in options.items():
+        if table is None:
             continue
         present = [m for m in modules.inserted(model).values() if isinstance(m, kinds[name])]
-        if "start" in given:
-            start, reason = given["start"], "set by the recipe"
+        if "start" in table:
+            start, reason = table["start"], "set by the recipe"
         elif present:
             start, reason = present[0].spec.get("start", "paper"), "of the initial weights"
-        elif given.get("init"):  # Λ of CB_S is not 0: the outputs change, whatever the weights
+        elif table.get("init"):  # Λ of CB_S is not 0: the outputs change, whatever the weights
             start, reason = "paper", "modules.cb.init is set"
         else:
             start, reason = default_start, reason_for_default
-        options[name] = {**given, "start": start}
+        options[name] = {**table, "start": start}
         spec = module_spec(name, options[name])
         if not present:
             new[name] = spec
@@ -218,8 +226,7 @@ def _loaded_model(recipe: Recipe, *, trust_remote_code: bool) -> _InitialModel:
 
 
 def _created_model(recipe: Recipe, folders: tuple[str, ...] | None) -> _InitialModel:
-    """A model with the recipe's arguments and the weights of its checkpoint; a new classifier has the
-    folders' classes."""
+    """A model with the recipe's arguments and checkpoint; a new classifier has the folders' classes."""
     o = recipe.model
     weights = None if o.checkpoint is None else read_weights(o.checkpoint)
     count = o.num_classes
@@ -271,8 +278,7 @@ def _backbone(model: nn.Module, recipe: Recipe) -> nn.Module:
 def _segmenter(
     model: nn.Module, backbone: nn.Module, maps: SegmentationImages, decoder: Decoder | None
 ) -> Segmenter:
-    """A segmenter around the backbone; the one that the weights brought, if its classes are those of the
-    masks."""
+    """A segmenter around the backbone; that of the weights, if its classes are those of the masks."""
     if not isinstance(model, Segmenter):
         return segmenter(backbone, maps.classes, decoder or "linear")
     if model.classes != maps.classes:

@@ -1,5 +1,4 @@
-"""The training objective: a module, so that parallel training sees one forward pass from images to the total
-loss."""
+"""The training objective: a module, so that parallel training sees one pass from images to the loss."""
 
 from __future__ import annotations
 

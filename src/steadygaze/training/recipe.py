@@ -47,7 +47,7 @@ MODULES = {"tap": modules.TAP, "cb": modules.CB}
 
 
 def check_plain(value: Any, key: str = "", depth: int = 0) -> None:
-    """`InputError` for text with null characters, numbers that are not finite, and values that are too large.
+    """Raise `InputError` for text with null characters, numbers that are not finite, and large values.
 
     Types are left to the recipe's tables.
     """
@@ -119,8 +119,8 @@ def explain_validation_error(
     if kind == "missing":
         return InputError(f"{key}: missing from the recipe")
     if kind == "literal_error":  # context: "'a', 'b' or 'c'"
-        known = context["expected"].replace(" or ", ", ").split(", ")
-        return UnknownNameError(key, str(value), [name.strip("' ") for name in known])
+        choices = context["expected"].replace(" or ", ", ").split(", ")
+        return UnknownNameError(key, str(value), [name.strip("' ") for name in choices])
     expected = EXPECTED.get(kind) or next((BOUNDS[b] for b in context.items() if b in BOUNDS), "")
     if not expected and "le" in context:
         expected = f"a number of at most {context['le']:,}"
@@ -204,8 +204,7 @@ class Table(BaseModel):
 
 
 class Model(Table):
-    """The model, by a name as for `load_model`; timm models may be untrained, with arguments of
-    timm.create_model."""
+    """The model, by a name as for `load_model`; timm models may be untrained, and take arguments."""
 
     name: str
     checkpoint: str | None = None  # file with initial weights
@@ -233,8 +232,10 @@ class Modules(Table):
 
 
 class Data(Table):
-    """Images: FOLDER/<class>/, index.csv or local shards (wds:...), as for `verify`. Relative paths start at
-    the working directory."""
+    """Images: FOLDER/<class>/, index.csv or local shards (wds:...), as for `verify`.
+
+    Relative paths start at the working directory.
+    """
 
     train: str = ""
     test: str | None = None
@@ -264,7 +265,7 @@ class Augment(Table):
     Attributes:
         crop: "resized" (random area and aspect ratio), "resize" (to `resize` x `resize`, then a random
             crop), "pad" (by `pad` pixels, then a random crop), "none" (as in testing).
-        interpolation: Of the crop and of RandAugment, "random" draws bilinear or bicubic for each image;
+        interpolation: For the crop and RandAugment; "random" draws bilinear or bicubic for each image;
             None: the model's for the crop, random for RandAugment.
         repeats: Repeated augmentation (Hoffer et al. 2020): an epoch has this many augmented copies of each
             of 1 / `repeats` of the images.
@@ -290,8 +291,7 @@ class Augment(Table):
 
 
 class Optimizer(Table):
-    """Optimizer of timm.optim. `lr` is for `lr_batch` images per step and scaled in proportion; None: not
-    scaled.
+    """Optimizer of timm.optim; `lr` is for `lr_batch` images per step and scaled in proportion, if given.
 
     Attributes:
         module_factor: Learning rate of inserted modules (TAP, CB) as a multiple of `lr`. A gate that starts
@@ -338,10 +338,10 @@ class Measure(Table):
     """How `steadygaze sweep` measures the trained model: a run of `steadygaze stress`.
 
     Attributes:
-        suites: None: corruptions, or segmentation for task = "segmentation".
-        data, masks: As for `stress`; without `data` both are those of the test, data.test and
-            data.test_masks.
-        options: Of the suites, such as { severities = [3], corruptions = "all15" }.
+        suites: Names of the suites; by default corruptions, or segmentation for task = "segmentation".
+        data: As for `stress`; by default data.test of the recipe.
+        masks: As for `stress`; without `data`, data.test_masks of the recipe.
+        options: Options of the suites, such as { severities = [3], corruptions = "all15" }.
         show: Numbers in the table, as SETTING/METRIC of the run's table.csv, such as clean/top1; None: the
             summary numbers of a report.
     """
@@ -356,7 +356,17 @@ class Measure(Table):
     show: list[str] | None = None
 
 
-class Recipe(Table):
+class Document(Table):
+    """A table that is not part of another one: what is wrong with it is an error of this package."""
+
+    def __init__(self, /, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise explain_validation_error(error, type(self)) from None
+
+
+class Recipe(Document):
     """A training run.
 
     Attributes:
@@ -370,10 +380,11 @@ class Recipe(Table):
             trains by cross-entropy over pixels; pixels without a class (border) are ignored.
         keep: Which weights are written: of the last epoch, or of the one with the lowest test loss.
 
-    >>> from steadygaze.training import read_recipe
-    >>> recipe = read_recipe("cifar10-tap", {"data.train": "cifar10/train", "seed": 1})
-    >>> recipe.seed, recipe.batch
-    (1, 128)
+    Examples:
+        >>> from steadygaze.training import read_recipe
+        >>> recipe = read_recipe("cifar10-tap", {"data.train": "cifar10/train", "seed": 1})
+        >>> recipe.seed, recipe.batch
+        (1, 128)
     """
 
     model: Model
@@ -401,12 +412,6 @@ class Recipe(Table):
     command: str = ""
     cost: str = ""
     result: str = "not measured yet"
-
-    def __init__(self, /, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise explain_validation_error(error, type(self)) from None
 
     @field_validator("losses", mode="before")
     @classmethod
@@ -536,8 +541,9 @@ def read_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) ->
         InputError: A value is not valid; the message names the key.
         UnknownNameError: A key or name is not known; the message suggests the nearest one.
 
-    >>> read_recipe("cifar10-tap", {"data.train": "cifar10/train", "epochs": 2}).epochs
-    2
+    Examples:
+        >>> read_recipe("cifar10-tap", {"data.train": "cifar10/train", "epochs": 2}).epochs
+        2
     """
     return make_recipe(parse_toml(recipe_text(source), source), changes)
 
@@ -615,10 +621,10 @@ def parse_value(text: str) -> Any:
 
 def module_spec(name: str, options: Mapping[str, Any]) -> Any:
     """TAP or CB with the options of a recipe."""
-    known = [f.name for f in fields(MODULES[name])]
+    option_names = [f.name for f in fields(MODULES[name])]
     for key in options:
-        if key not in known:
-            raise UnknownNameError(f"option of modules.{name}", key, known)
+        if key not in option_names:
+            raise UnknownNameError(f"option of modules.{name}", key, option_names)
     try:
         return MODULES[name](
             **{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from steadygaze.data.images import first_line
 from steadygaze.errors import CheckpointError, InputError, SteadygazeError
 from steadygaze.files import write_atomic
 from steadygaze.modules.base import Start
@@ -63,38 +64,34 @@ STATE, WEIGHTS, LOG, SETTINGS = "state.pt", "model.safetensors", "log.csv", "tra
 
 
 class TrainingStoppedError(SteadygazeError, RuntimeError):
-    """A run that cannot continue: a loss that is not finite, a full disk. The last good checkpoint is
-    kept.
+    """A run that cannot continue: a loss that is not finite, or a full disk.
+
+    The last good checkpoint is kept.
 
     Examples:
-
+        ```python
         try:
             sg.train("mine.toml", "runs/mine")
         except sg.training.TrainingStoppedError as stopped:
             print(stopped)  # lower the learning rate and run it again
+        ```
     """
 
 
 def write_file(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
-    """`write_atomic` that stops the run, with the previous file in place, if the disk is full or
-    read-only."""
+    """Write atomically; a full or read-only disk stops the run, with the previous file in place."""
     try:
         write_atomic(path, content)
     except (OSError, RuntimeError, ValueError) as error:  # torch reports a full disk in its own ways
         kept = f"; the previous one is untouched: {path}" if path.exists() else ""
         raise TrainingStoppedError(
-            f"{path.name} could not be written to {path.parent} ({_first_line(error)}){kept}. "
+            f"{path.name} could not be written to {path.parent} ({first_line(error)}){kept}. "
             "Free some space, then resume."
         ) from error
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint of tensors, numbers, strings, lists and dicts, which is read without running
-    code."""
+    """Write a checkpoint of tensors, numbers, strings, lists and dicts, read without running code."""
     write_file(path, lambda file: torch.save(dict(state), file))
 
 
@@ -102,7 +99,7 @@ def load_state(path: Path) -> dict[str, Any]:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for files that are not checkpoints
-        reason = _first_line(error)
+        reason = first_line(error)
         if isinstance(error, pickle.UnpicklingError):  # torch's own message advises to run the file's code
             reason = "not a file of torch.save, or it holds more than tensors and numbers"
         raise CheckpointError(
@@ -129,8 +126,7 @@ def make_folder(folder: Path) -> None:
 def prepare_folder(
     folder: Path, settings: Mapping[str, Any], about: Mapping[str, Any], module_start: Start
 ) -> None:
-    """Begin a run in a folder that this process has locked, or check that the run in it has the same
-    settings."""
+    """Begin a run in a locked folder, or check that the run in it has the same settings."""
     for leftover in folder.glob(".*.part"):  # of a write that was killed
         with suppress(OSError):
             leftover.unlink()
@@ -180,10 +176,12 @@ def differences(before: Any, now: Any, key: str = "") -> list[str]:
 
 
 class Log:
-    """log.csv, and TensorBoard if it is installed. Rows that a killed run wrote after its last checkpoint are
-    removed.
+    """log.csv, and TensorBoard if it is installed.
 
-    note: why there is no TensorBoard although the recipe wants it
+    Rows that a killed run wrote after its last checkpoint are removed.
+
+    Attributes:
+        note: Why there is no TensorBoard although the recipe wants it.
     """
 
     def __init__(self, folder: Path, columns: Sequence[str], step: int, tensorboard: bool) -> None:
@@ -248,7 +246,7 @@ def read_log(folder: Path) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class TrainingProgress(Progress):
-    """Reported after every logged step and every test.
+    """The progress of training, reported after every logged step and every test.
 
     Attributes:
         epoch: The current one, from 1.
@@ -258,9 +256,10 @@ class TrainingProgress(Progress):
             test_top1 (or test_miou).
         seconds: Time that training took so far, over all resumed parts.
 
-    >>> progress = TrainingProgress("train", 20, 100, "steps", epoch=1, values={"loss": 2.3})
-    >>> progress.done, progress.values["loss"]
-    (20, 2.3)
+    Examples:
+        >>> progress = TrainingProgress("train", 20, 100, "steps", epoch=1, values={"loss": 2.3})
+        >>> progress.done, progress.values["loss"]
+        (20, 2.3)
     """
 
     epoch: int = 0
@@ -285,9 +284,10 @@ class TrainingResult:
         unreadable: Files of images that were skipped because they do not decode.
 
     Examples:
-
+        ```python
         result = sg.train("cifar10-tap", "runs/tap")
         loaded = sg.load_model(result.folder)
+        ```
     """
 
     folder: Path
@@ -301,8 +301,7 @@ class TrainingResult:
 
     @property
     def top1(self) -> float | None:
-        """Accuracy on the test images of the weights that were kept (last or best epoch), 0..1; None if not
-        tested."""
+        """Top-1 accuracy on the test images, of the weights that were kept, 0..1; None if not tested."""
         return self._of_kept_weights("test_top1")
 
     @property

@@ -16,15 +16,16 @@ Key = tuple[int, int]  # number of the augmented view (the epoch, unless images 
 
 @dataclass(frozen=True)
 class StepSampler:
-    """Which images each process loads at each step. The images of a step do not depend on the number of
-    processes.
+    """Which images each process loads at each step.
+
+    The images of a step do not depend on the number of processes.
 
     Attributes:
-        num_images: In the training set.
+        num_images: Number of images in the training set.
         batch_size: Images per step that the recipe asks for.
         accumulate: Micro-batches per step.
-        rank: This process, and the number of processes.
-        world_size: See `rank`.
+        rank: Index of this process.
+        world_size: Number of processes.
         repeats: Augmented copies of an image in a row. They go to different parts of a step, as in the
             sampler of DeiT, and to the same part if there is one only.
     """

@@ -17,16 +17,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from steadygaze.errors import InputError
 from steadygaze.training.recipe import (
+    Document,
     Measure,
     PositiveInt,
     Recipe,
-    Table,
     check_plain,
-    explain_validation_error,
     parse_toml,
     parse_value,
     read_recipe,
@@ -44,8 +43,8 @@ class Cell:
     """One combination of values.
 
     Attributes:
-        changes: Of the recipe, by full key.
-        label: For tables.
+        changes: Values that change the recipe, by full key.
+        label: Name in tables.
         folder: Name of its folder.
     """
 
@@ -54,7 +53,7 @@ class Cell:
     folder: str
 
 
-class Sweep(Table):
+class Sweep(Document):
     """What a sweep file holds.
 
     Attributes:
@@ -149,25 +148,23 @@ def read_sweep(
     check_plain(content)
     check_plain(dict(values or {}))
     grid, fixed = dict(content.get("grid", {})), dict(content.get("set", {}))
-    for key, given in (values or {}).items():
+    for key, listed in (values or {}).items():
         grid.pop(key, None)
         fixed.pop(key, None)
-        if len(given) == 1:
-            fixed[key] = given[0]
+        if len(listed) == 1:
+            fixed[key] = listed[0]
         else:
-            grid[key] = list(given)
+            grid[key] = list(listed)
     content |= {"grid": grid, "set": fixed}
     if seeds is not None:
         content["seeds"] = seeds
-    try:
-        return Sweep(**content)
-    except ValidationError as error:
-        raise explain_validation_error(error, Sweep) from None
+    return Sweep(**content)
 
 
 def parse_grid(settings: Sequence[str]) -> dict[str, list[Any]]:
-    """Values by key from key=value,value: TOML, a word without quotes is a string. Commas inside brackets,
-    braces and quotes do not separate values.
+    """Values by key from key=value,value: TOML, a word without quotes is a string.
+
+    Commas inside brackets, braces and quotes do not separate values.
 
     Examples:
         >>> parse_grid(["losses.adl.tau=1,2.5", "data.images=[0, 3],[0, 6]", "optimizer.betas=[0.9, 0.95]"])
@@ -177,10 +174,10 @@ def parse_grid(settings: Sequence[str]) -> dict[str, list[Any]]:
     """
     values: dict[str, list[Any]] = {}
     for text in settings:
-        key, separator, given = text.partition("=")
+        key, separator, listed = text.partition("=")
         if not separator or not key.strip():
             raise InputError(f"--set: expected KEY=VALUE or KEY=VALUE,VALUE,..., got {text!r}")
-        pieces = _split(given)
+        pieces = _split(listed)
         if len(pieces) > 1 and not all(pieces):
             raise InputError(f"--set: expected a value on each side of a comma, got {text!r}")
         values[key.strip()] = [parse_value(piece) for piece in pieces]

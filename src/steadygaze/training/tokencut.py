@@ -9,9 +9,9 @@ Equations: docs/equations.md#tokencut.
 Only the connected component (four neighbors) with argmax |v| is kept. The keys of any ViT can be used; the
 authors use DINO ViT-B/16. The keys of models trained with labels have a large common part, so that all of
 them are similar at τ: `centered` subtracts each image's mean key, which changes no attention (softmax over
-keys is invariant to it). The edges follow the image after `refine`; the authors' script
-keeps the second largest component of the solver's result, background included, and in effect drops images
-where that is not the object: here the largest one is kept, or the coarse mask.
+keys is invariant to it). The edges follow the image after `refine`; the authors' script keeps the second
+largest component of the solver's result, background included, and in effect drops images where that is not
+the object: here the largest one is kept, or the coarse mask.
 
 `refine` moves a coarse mask to the edges of its image: the fast bilateral solver (Barron and Poole 2016).
 
@@ -61,8 +61,7 @@ Array = np.ndarray
 
 
 def refine(mask: Bool[Tensor, "h w"], image: Float[Tensor, "3 h w"]) -> Bool[Tensor, "h w"]:
-    """The mask moved to the edges of the image (RGB, 0..1): its largest connected component, with holes
-    filled.
+    """Move a mask to the edges of the image (RGB, 0..1): the largest component, with holes filled.
 
     The given mask is returned if the object is lost.
     """
@@ -79,8 +78,7 @@ def solve(
     iterations: int = ITERATIONS,
     tolerance: float = TOLERANCE,
 ) -> Float[Tensor, "h w"]:
-    """The target, smooth where the image is and sharp at its edges, by preconditioned conjugate gradients;
-    float64, on the CPU."""
+    """Smooth the target where the image is smooth, by preconditioned conjugate gradients in float64."""
     vertex, neighbors = _grid(image.double().cpu().numpy())
     directions, count = neighbors.shape
 
@@ -109,8 +107,7 @@ def solve(
 
 
 def _grid(image: Float[Array, "3 h w"]) -> tuple[Int[Array, " hw"], Int[Array, "ten v"]]:
-    """The vertex of every pixel; the neighbors of every vertex, one up and one down in each dimension (none:
-    the count)."""
+    """The vertex of every pixel; the neighbors of every vertex in each dimension (none: the count)."""
     color = np.einsum("kc,chw->khw", RGB_TO_YUV, image * 255)
     color[1:] += 128
     y, x = np.indices(image.shape[1:])
@@ -172,8 +169,7 @@ class _KeySeam(Seam):
 
 
 def last_keys(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b gh gw d"]:
-    """The keys of the last block on the patch grid, heads concatenated, without prefix tokens; windows are
-    joined."""
+    """The keys of the last block on the patch grid, heads concatenated, windows joined, without prefix."""
     vit = adapt(model)
     with torch.no_grad(), evaluation_mode(vit.model):
         x = vit.embed(images)
@@ -203,8 +199,7 @@ def _block_keys(block: Block, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b m e
 
 
 def _key_of_token(block: Block, x: Float[Tensor, "b n d"]) -> Int[Tensor, " n"]:
-    """The index of each token's key: the one that changes with the token. Keys of padding change with
-    none."""
+    """The index of each token's key: the one that changes with the token, which keys of padding do not."""
     count = x.shape[1]
     noise = torch.randn(x.shape[-1], generator=torch.Generator().manual_seed(0)).to(x)
     changed_tokens = x[:1].repeat(count + 1, 1, 1)
@@ -267,11 +262,10 @@ def tokencut_masks(
     batch_size: int = 16,
     on_progress: OnProgress = ignore_progress,
 ) -> dict[str, Tensor]:
-    """Name -> mask (255 object, 0 background) of every image, resized to the model's size without keeping its
-    ratio.
+    """Name -> mask (255 object, 0 background) of every image, resized to the model's size, not cropped.
 
     Args:
-        refined: Masks of pixels with the edges of the image (`bilateral_solver.refine`), not of patches.
+        refined: Masks of pixels with the edges of the image (`refine`), not of patches.
     """
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms import functional as F

@@ -62,8 +62,10 @@ class Settings(explainers.Settings):
 
     Attributes:
         pairs: Pairs of subsets (S and its complement) for each image of a step.
-        rate, trunk_rate, surrogate_rate: Learning rates of explainer, trunk and surrogate.
-        warmup: Steps until they are reached; then they fall as 1/√step.
+        rate: Learning rate of the explainer.
+        trunk_rate: Learning rate of the trunk.
+        surrogate_rate: Learning rate of the surrogate.
+        warmup: Steps until the learning rates are reached; then they fall as 1/√step.
         surrogate_steps: Steps of the surrogate, before those of the explainer; with surrogate="train" only.
     """
 
@@ -96,10 +98,10 @@ EVALUATED_PAIRS = 4  # pairs of subsets for each image of an evaluation
 
 @dataclass(frozen=True)
 class StepReport:
-    """Of a step, or of an evaluation.
+    """What a step, or an evaluation, measured.
 
     Attributes:
-        loss: Of the explainer, or the surrogate's divergence from the model.
+        loss: Loss of the explainer, or the surrogate's divergence from the model.
         even: The explainer's loss if every patch had an equal share; None in steps of the surrogate.
     """
 

@@ -82,9 +82,9 @@ def _cached_view(model: Any) -> ViT:
         )
     parts = (*(id(m) for m in model.modules()), *(p.shape for p in model.parameters()))
     shape = hash(parts)  # another structure, or another image size, is another model
-    known = _VIEWS.get(id(model))
-    if known is not None and known.model is model and _CHECKED.get(model) == shape:
-        return known
+    view = _VIEWS.get(id(model))
+    if view is not None and view.model is model and _CHECKED.get(model) == shape:
+        return view
     with without_autocast(model):  # what a model caches must serve gradients later
         return _view(model, shape)
 

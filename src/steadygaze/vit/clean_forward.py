@@ -25,7 +25,7 @@ class CleanForward:
 
     @classmethod
     def of(cls, vit: ViT, images: Any) -> Self:
-        """Of a copy of the images in the model's precision; InputError if the model cannot run on them."""
+        """Copy the images in the model's precision; InputError if the model cannot run on them."""
         with without_autocast(vit.model):
             return cls(vit, _checked(vit, images))
 

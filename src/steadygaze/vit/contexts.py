@@ -57,8 +57,9 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def constant_weights(model: nn.Module) -> Iterator[None]:
-    """Raises `ModelChangedError` if another thread changes parameters or buffers meanwhile, such as an
-    optimizer's step. Changes through `parameter.data` are seen only if they replace the tensor.
+    """Raise `ModelChangedError` if another thread changes parameters or buffers, as an optimizer does.
+
+    Changes through `parameter.data` are seen only if they replace the tensor.
     """
     before = _versions(model)
     try:

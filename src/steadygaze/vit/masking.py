@@ -51,8 +51,7 @@ def masked_logits(
     if not torch.isfinite(logits[seen]).all():
         raise MethodUnavailableError(
             f"patches of a {vit.plan.kind} can be neither removed nor masked: it mixes them in an unknown "
-            f"way. "
-            "Use metrics that fill pixels, such as positive_perturbation."
+            "way. Use metrics that fill pixels, such as positive_perturbation."
         )
     return logits
 

@@ -109,7 +109,8 @@ def register_adapter(
         torch.Size([1, 2, 2])
         >>> ADAPTERS.remove("my_vit")  # forget it again
     """
-    test = _is_instance(matches) if isinstance(matches, (type, tuple)) else matches
+    classes: Any = matches
+    test = (lambda model: isinstance(model, classes)) if isinstance(matches, (type, tuple)) else matches
 
     def decorate(plan: PlanFunction) -> PlanFunction:
         adapter = Adapter(name, test, plan, is_built_in(plan.__module__))
@@ -119,8 +120,11 @@ def register_adapter(
     return decorate
 
 
-def _is_instance(classes: Any) -> Callable[[nn.Module], bool]:
-    return lambda model: isinstance(model, classes)
+def _import_adapters(is_present: Callable[[str], object]) -> None:
+    for library, modules in MODULES.items():
+        if is_present(library):
+            for module in modules:
+                import_module(module)
 
 
 def list_adapters() -> Listing[AdapterInfo]:
@@ -131,10 +135,7 @@ def list_adapters() -> Listing[AdapterInfo]:
         >>> "torchvision" in [info.name for info in sg.list_adapters()]
         True
     """
-    for library, modules in MODULES.items():
-        if find_spec(library) is not None:
-            for module in modules:
-                import_module(module)
+    _import_adapters(find_spec)
     infos = [
         AdapterInfo(adapter.name, (adapter.plan.__doc__ or "").strip().partition("\n")[0], adapter.built_in)
         for adapter in ADAPTERS.values()
@@ -144,7 +145,7 @@ def list_adapters() -> Listing[AdapterInfo]:
 
 def find_plan(model: nn.Module) -> Plan | None:
     """The plan of the first adapter that knows the model; None if there is none."""
-    _register_imported_libraries()
+    _import_adapters(sys.modules.__contains__)  # a model of a library that is not imported cannot exist
     latest_first = list(ADAPTERS.values())[::-1]
     for adapter in sorted(latest_first, key=lambda adapter: adapter.built_in):
         if adapter.matches(model):
@@ -157,11 +158,3 @@ def find_plan(model: nn.Module) -> Plan | None:
 def known_from_outside(model: nn.Module) -> bool:
     """Whether an adapter from outside the package knows the model."""
     return any(adapter.matches(model) for adapter in ADAPTERS.values() if not adapter.built_in)
-
-
-def _register_imported_libraries() -> None:
-    """Import the adapters of libraries that are imported: a model of another library cannot exist."""
-    for library, modules in MODULES.items():
-        if library in sys.modules:
-            for module in modules:
-                import_module(module)

@@ -1,11 +1,4 @@
-"""Position tables for kept patches: from a table over all tokens, their rows (and columns) are gathered.
-
-Relative position biases are made inside a block, for all tokens. `KeptPositions` is active only while kept
-tokens run through a block, and only for layouts with removed patches; it answers the two places where such
-a table is used: the mask of `scaled_dot_product_attention`, and an addition of shapes that do not fit
-(eager attention, pooling with positions).
-
-One view of every vision transformer: embed -> blocks -> head.
+"""One view of every vision transformer: embed -> blocks -> head.
 
 A `ViT` runs the model's own modules; nothing is copied, patched or hooked. Tokens are ordinary tensors that
 remember their `Layout` (grid, which patches are left, rotary rows), so that
@@ -16,6 +9,12 @@ remember their `Layout` (grid, which patches are left, rotary rows), so that
     logits = vit.head(x)
 
 is the model with only the patches `keep`, each at its own position.
+
+Relative position biases are made inside a block, as a table over all tokens. For kept patches, its rows (and
+columns) are gathered: `KeptPositions` is active only while kept tokens run through a block, and only for
+layouts with removed patches; it answers the two places where such a table is used: the mask of
+`scaled_dot_product_attention`, and an addition of shapes that do not fit (eager attention, pooling with
+positions).
 """
 
 from __future__ import annotations
@@ -169,7 +168,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an adapter says of a model; `ViT` is made of it."""
+    """What an adapter declares about a model; `ViT` is made of it."""
 
     embed: Callable[[Tensor], tuple[Tensor, Any, tuple[int, int]]]  # images -> tokens, state, grid
     blocks: list[dict[str, Any]]  # keyword arguments of `Block`, without plan
@@ -348,9 +347,9 @@ def _feature_map(
 
 def layout_of(x: Tensor, plan: Plan) -> Layout:
     """The layout that `x` remembers; a plain tensor with every token lies on the model's own grid."""
-    known = getattr(x, "layout_", None)
-    if known is not None:
-        return known
+    layout = getattr(x, "layout_", None)
+    if layout is not None:
+        return layout
     (height, width), (channels, *size) = plan.grid, plan.input_size
     if plan.global_attention and x.shape[1] != plan.prefix + height * width:
         raise InputError(
@@ -365,7 +364,7 @@ def layout_of(x: Tensor, plan: Plan) -> Layout:
 
 
 def remember(x: Tensor, layout: Layout) -> Tensor:
-    """Let `x` carry its layout along."""
+    """Attach a layout to `x`."""
     x.layout_ = layout  # type: ignore[attr-defined]
     return x
 
@@ -403,10 +402,8 @@ def verify(vit: ViT) -> None:
     if not error <= min(200 * torch.finfo(expected.dtype).eps ** 0.75, 0.1):
         raise UnsupportedModelError(
             f"{type(vit.model).__name__}: its own logits and those of the view embed -> {len(vit.blocks)} "
-            f"blocks "
-            f"-> head differ by {error:.1e} (relative). The model may do something between its blocks that "
-            f"the "
-            f"{vit.plan.kind} adapter does not know."
+            f"blocks -> head differ by {error:.1e} (relative). The model may do something between its blocks "
+            f"that the {vit.plan.kind} adapter does not know."
         )
 
 

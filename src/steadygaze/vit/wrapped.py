@@ -145,10 +145,10 @@ def _fields(read: Read | None, patches: int) -> dict[str, Any]:
 
 def _takes_fewer(plan: Plan, head: Head, x: Tensor, layout: Layout) -> bool:
     """Whether the head runs on fewer patches: one that needs the grid does not."""
-    left = max((x.shape[1] - plan.prefix) // 2, 1)
-    kept = torch.arange(left, device=x.device).expand(x.shape[0], -1)
+    count = max((x.shape[1] - plan.prefix) // 2, 1)
+    kept = torch.arange(count, device=x.device).expand(x.shape[0], -1)
     try:
-        outputs = head(x[:, : plan.prefix + left], Layout(layout.grid, kept, layout.state))
+        outputs = head(x[:, : plan.prefix + count], Layout(layout.grid, kept, layout.state))
     except Exception:  # whatever the code of others raises about a number of tokens that it did not expect
         return False
     return outputs.dim() == 2
@@ -196,7 +196,7 @@ def inner_models(model: nn.Module) -> list[Inner]:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was seen of an outer model, without its modules: views are forgotten, this is remembered."""
+    """What was seen of an outer model, without its modules, so that it can be kept longer than a view."""
 
     name: str
     entry: str
@@ -286,8 +286,8 @@ def _observed(model: nn.Module, inners: list[Inner]) -> tuple[Outer, Tensor, Ten
         try:
             with ExitStack() as stack:
                 stack.enter_context(_GradientsPass())
-                for one in seen:
-                    stack.enter_context(answered(one.answers()))
+                for observed in seen:
+                    stack.enter_context(answered(observed.answers()))
                 output = model(images)
             break
         except Exception as error:  # whatever the code of others raises
@@ -297,13 +297,12 @@ def _observed(model: nn.Module, inners: list[Inner]) -> tuple[Outer, Tensor, Ten
             f"{name} contains a vision transformer ({inners[0].name or 'itself'}) and fails on {reason}. If "
             f"it takes more than images, or images of another kind, give a function that calls it: {FORWARD}."
         )
-    one = _the_one_that_runs(name, seen)
-    return Outer(model, one, size), images, check_logits(logits_of(output), name)
+    return Outer(model, _the_one_that_runs(name, seen), size), images, check_logits(logits_of(output), name)
 
 
 def _the_one_that_runs(name: str, seen: list[Observed]) -> Observed:
-    running = [one for one in seen if one.runs]
-    names = ", ".join(repr(one.inner.name) for one in (running or seen))
+    running = [observed for observed in seen if observed.runs]
+    names = ", ".join(repr(observed.inner.name) for observed in (running or seen))
     if not running:
         raise UnsupportedModelError(
             f"{name} contains a vision transformer ({names}), but its forward pass does not run all of it. "
@@ -315,18 +314,18 @@ def _the_one_that_runs(name: str, seen: list[Observed]) -> Observed:
             f"each by itself, sg.explain(model.get_submodule({running[0].inner.name!r}), images), or give a "
             f"forward pass that runs one of them: {FORWARD}."
         )
-    one = running[0]
-    if one.runs > 1:
+    observed = running[0]
+    if observed.runs > 1:
         raise UnsupportedModelError(
-            f"{name} runs its vision transformer {names} {one.runs} times in one forward pass (crops, "
+            f"{name} runs its vision transformer {names} {observed.runs} times in one forward pass (crops, "
             f"frames, test-time augmentation). Give a forward pass that runs it once: {FORWARD}."
         )
-    if one.entry is None:
+    if observed.entry is None:
         raise UnsupportedModelError(
             f"{name} gives its vision transformer {names} no images of "
-            f"{one.inner.plan.input_size[0]} channels. Give a forward pass that does: {FORWARD}."
+            f"{observed.inner.plan.input_size[0]} channels. Give a forward pass that does: {FORWARD}."
         )
-    return one
+    return observed
 
 
 def _channels(model: nn.Module, inners: list[Inner]) -> list[int]:
@@ -346,7 +345,7 @@ class Outer:
     blank: int | None = 1  # batch size of the blank images of `head`; None: that of the tokens
 
     def facts(self, fields: dict[str, Any]) -> Facts:
-        """What is remembered."""
+        """The facts about the outer model that are remembered."""
         inner, entry = self.seen.inner, self.seen.entry
         name = next(name for name, module in inner.module.named_modules() if module is entry)
         outputs = {inner.blocks.index(block): output for block, output in self.seen.outputs.items()}
@@ -456,8 +455,7 @@ class _Entered(BaseException):
 
 
 class _GradientsPass(Interception):
-    """Ignores `torch.no_grad` in the outer model's code: it is there to train a head alone, and changes no
-    value."""
+    """Ignores `torch.no_grad` in the outer model's code, where it serves to train a head alone."""
 
     def __init__(self) -> None:
         super().__init__()

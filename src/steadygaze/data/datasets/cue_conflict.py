@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
+from steadygaze.data.datasets.imagenet import IMAGENET_CLASSES
 from steadygaze.data.datasets.tree import (
     abbreviated,
     check_complete,
@@ -28,7 +29,6 @@ from steadygaze.data.folders import Item, interleave
 from steadygaze.errors import InputError
 
 NAME = "cue_conflict"
-IMAGENET_CLASSES = 1000
 EXPECTED = 1280  # images, 80 of each shape class
 CLASSES_FILE = "classes.json"
 MAX_CLASSES_BYTES = 1_000_000

@@ -126,8 +126,10 @@ SETS: dict[str, Reader] = {
 def two_folders(
     name: str, train: str | Path, test: str | Path | None = None, *, partial: bool = False
 ) -> ImageSet:
-    """Images in class folders, for training and for testing. Without `test`, `train` holds both: train/ and
-    test/ (or val/)."""
+    """Images in class folders, for training and for testing.
+
+    Without `test`, `train` holds both: train/ and test/ (or val/).
+    """
     expected = "train/<class>/ and test/<class>/ (or val/<class>/), or two folders of class folders"
     train = require_folder(train, name, expected)
     if test is None:

@@ -40,6 +40,9 @@ PERTURBATIONS = (
 )
 
 
+IMAGENET_CLASSES = 1000
+
+
 @cache
 def imagenet_synsets(subset: str = "") -> tuple[str, ...]:
     """The 1,000 synsets of ImageNet; subset "a" or "r": the 200 of ImageNet-A or -R."""
@@ -53,4 +56,4 @@ def imagenet_names() -> tuple[str, ...]:
     from timm.data import ImageNetInfo
 
     info = ImageNetInfo()
-    return tuple(info.index_to_description(i) for i in range(1000))
+    return tuple(info.index_to_description(i) for i in range(IMAGENET_CLASSES))

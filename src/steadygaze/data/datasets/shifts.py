@@ -37,6 +37,7 @@ from PIL import Image
 from steadygaze.data.datasets.imagenet import (
     COMMON,
     CORRUPTIONS,
+    IMAGENET_CLASSES,
     PERTURBATIONS,
     SEVERITIES,
     imagenet_names,
@@ -57,8 +58,11 @@ from steadygaze.errors import ImageError, InputError, SteadygazeError, UnknownNa
 
 @dataclass(frozen=True)
 class Shifted(Item):
-    """An image with every class that is correct for it; `label` is the first. group: a part of the set that
-    is scored separately."""
+    """An image with every class that is correct for it; `label` is the first.
+
+    Attributes:
+        group: Part of the data set that is scored separately.
+    """
 
     right: tuple[int, ...] = ()
     group: str = ""
@@ -109,7 +113,7 @@ def read_synset_folders(
     labeled = read_class_folders(
         what, root, {s: (index[s],) for s in synsets}, expected, partial=partial, group=group
     )
-    classes = tuple(sorted(index[s] for s in synsets)) if len(synsets) < 1000 else None
+    classes = tuple(sorted(index[s] for s in synsets)) if len(synsets) < IMAGENET_CLASSES else None
     return Shift(what, labeled.items, classes, notes=labeled.notes)
 
 
@@ -208,14 +212,14 @@ def read_shift(name: str, root: str | Path, *, partial: bool = False, **options:
         Shift: the images with their correct classes.
 
     Examples:
-    >>> from tempfile import TemporaryDirectory
-    >>> from PIL import Image
-    >>> with TemporaryDirectory() as folder:  # a part of the data: one image
-    ...     Path(folder, "n01498041").mkdir()
-    ...     Image.new("RGB", (8, 8)).save(Path(folder, "n01498041", "a.jpg"))
-    ...     shift = read_shift("imagenet-a", folder, partial=True)
-    >>> len(shift.items), len(shift.classes)
-    (1, 200)
+        >>> from tempfile import TemporaryDirectory
+        >>> from PIL import Image
+        >>> with TemporaryDirectory() as folder:  # a part of the data: one image
+        ...     Path(folder, "n01498041").mkdir()
+        ...     Image.new("RGB", (8, 8)).save(Path(folder, "n01498041", "a.jpg"))
+        ...     shift = read_shift("imagenet-a", folder, partial=True)
+        >>> len(shift.items), len(shift.classes)
+        (1, 200)
     """
     if name not in READERS:
         raise UnknownNameError("shift", str(name), READERS)
@@ -250,7 +254,9 @@ def imagenet_v2(root: str | Path, *, partial: bool = False) -> Shift:
     """Read ImageNet-V2, one of its three samplings; folders are the class indices."""
     what = "imagenet-v2"
     root = require_folder(root, what, "a folder with the class indices 0/ .. 999/ as folders")
-    return read_class_folders(what, root, {str(i): (i,) for i in range(1000)}, 10_000, partial=partial)
+    return read_class_folders(
+        what, root, {str(i): (i,) for i in range(IMAGENET_CLASSES)}, 10_000, partial=partial
+    )
 
 
 def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: bool = False) -> Shift:
@@ -276,7 +282,7 @@ def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: 
     items, without = [], []
     for number, path in sorted(found.items()):
         right = tuple(labels[number - 1])
-        if any(not isinstance(c, int) or not 0 <= c < 1000 for c in right):
+        if any(not isinstance(c, int) or not 0 <= c < IMAGENET_CLASSES for c in right):
             raise InputError(
                 f"{what}: {file} gives image {number} the classes {list(right)}, expected 0..999"
             )
@@ -322,11 +328,11 @@ def objectnet(root: str | Path, *, border: bool = True, labels: str = "any", par
     ids = {f: tuple(index[n] for n in names[label]) for f, label in label_of.items() if label in names}
     restriction = tuple(sorted({c for right in ids.values() for c in right}))
     here = {f: right if labels == "any" else right[:1] for f, right in ids.items() if (images / f).is_dir()}
-    made = read_class_folders(what, images, here, None, partial=partial, others=True)
+    folders = read_class_folders(what, images, here, None, partial=partial, others=True)
     outside = tuple(sorted(f for f in subfolders(images) if f not in ids))
     left_out = {"no class of ImageNet": outside} if outside else {}
     notes = (note,) if note else ()
-    return Shift(what, made.items, restriction, BORDER if border else 0, left_out=left_out, notes=notes)
+    return Shift(what, folders.items, restriction, BORDER if border else 0, left_out=left_out, notes=notes)
 
 
 def _objectnet_index(what: str, maps: Path) -> dict[str, int]:
@@ -350,16 +356,16 @@ def si_score(root: str | Path, *, partial: bool = False) -> Shift:
     root = require_folder(
         root, what, "a folder with <class>/<id>.jpg, such as area/, rotation/ or location20_area02_min0pc/"
     )
-    known: dict[str, int] = {}
+    class_of: dict[str, int] = {}
     if (root / "foreground_classes.csv").is_file():
-        known = {
+        class_of = {
             row["label"]: int(row["int"])
             for row in read_table(what, root / "foreground_classes.csv", ("int", "label"))
         }
-    classes, there, strange = ClassLookup(imagenet_names(), 1000), subfolders(root), []
-    for name in (n for n in there if n not in known):
+    classes, there, strange = ClassLookup(imagenet_names(), IMAGENET_CLASSES), subfolders(root), []
+    for name in (n for n in there if n not in class_of):
         try:
-            known[name] = classes.index(SI_SCORE.get(name, name.split(" (")[0]))
+            class_of[name] = classes.index(SI_SCORE.get(name, name.split(" (")[0]))
         except SteadygazeError:
             strange.append(name)
     if strange or not there:
@@ -375,7 +381,7 @@ def si_score(root: str | Path, *, partial: bool = False) -> Shift:
     return read_class_folders(
         what,
         root,
-        {n: (known[n],) for n in there},
+        {n: (class_of[n],) for n in there},
         expected,
         partial=partial,
         group=lambda p: groups.get(p.stem, ""),
@@ -389,8 +395,10 @@ def imagenet_c(
     severities: Sequence[int] = SEVERITIES,
     partial: bool = False,
 ) -> Shift:
-    """Read the published ImageNet-C: 15 corruptions (or those given) of 50,000 images at 5 severities. Other
-    corruptions in the folder are left out and listed."""
+    """Read the published ImageNet-C: 15 corruptions (or those given) of 50,000 images at 5 severities.
+
+    Other corruptions in the folder are left out and listed.
+    """
     what = "imagenet-c"
     for name in corruptions:
         if name not in CORRUPTIONS:
@@ -493,8 +501,9 @@ def read_clip(path: str | Path) -> UInt8[np.ndarray, "t h w 3"]:
     """Read the frames of a video, RGB; at least two.
 
     Examples:
-
+        ```python
         frames = read_clip("clip.mp4")  # (T, H, W, 3)
+        ```
     """
     name, library = _decoder()
     if not Path(path).is_file():

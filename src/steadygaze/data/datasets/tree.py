@@ -67,7 +67,7 @@ def check_complete(
 
 
 def check_count(dataset: str, root: Path, kind: str, count: int, expected: int, *, partial: bool) -> str:
-    """The same for a number of things whose names are not known."""
+    """As `check_complete`, for a number of things whose names are not known."""
     if count == expected:
         return ""
     if not partial:

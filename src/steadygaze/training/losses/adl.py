@@ -1,5 +1,6 @@
-"""The attention diversification loss (ADL; Guo et al. 2023): queries of a layer should not all attend to the
-same tokens.
+"""The attention diversification loss (ADL): queries of a layer should not all attend to the same tokens.
+
+Guo et al. 2023.
 
 Equations: docs/equations.md#adl.
 
@@ -36,11 +37,12 @@ Buffers = dict[Hashable, Tensor]
 
 
 class DiversitySeam(Seam):
-    """Active during the model's forward pass; collects the similarity of the rows of every layer's attention.
+    """Collects the similarity of the rows of every layer's attention, during the model's forward pass.
 
-    similarities: one scalar for each fused attention. Attention with a single query (class attention,
-        pooling) is not attention between tokens and is not counted
-    record: attention maps of layers that compute them eagerly
+    Attributes:
+        similarities: One scalar for each fused attention. Attention with a single query (class attention,
+            pooling) is not attention between tokens and is not counted.
+        record: Attention maps of layers that compute them eagerly.
     """
 
     def __init__(self, tau: float = 2.0, form: str = "paper") -> None:
@@ -148,8 +150,10 @@ def _batch_slices(q: Tensor, k: Tensor) -> list[slice]:
 
 
 def _stores_maps(q: Tensor, k: Tensor) -> bool:
-    """Whether A is stored for the backward pass: a block of width H·d stores about 16 values of that width
-    for each token, so that A, with H·N values for each token, adds at most a quarter to them."""
+    """Whether A is stored for the backward pass: if it adds at most a quarter to what a block stores.
+
+    A block of width H·d stores about 16 values of that width for each token; A has H·N values for each token.
+    """
     return k.shape[2] <= 4 * q.shape[3]
 
 
@@ -158,8 +162,7 @@ def _scaled_product(a: Tensor, b: Tensor, scale: float, out: Tensor) -> None:
 
 
 def _buffer(buffers: Buffers, q: Tensor, k: Tensor) -> Float[Tensor, "_ b q k"]:
-    """Memory for the maps of all heads and one more, reused by every slice and layer: allocating costs as
-    much as computing."""
+    """Memory for the maps of all heads and one more, reused: allocating costs as much as computing."""
     shape = (q.shape[1] + 1, _batch_slices(q, k)[0].stop, q.shape[2], k.shape[2])
     key = (shape, q.dtype, q.device)
     if key not in buffers:
@@ -187,8 +190,7 @@ def _attention_weights(
 
 
 def _compared_maps(heads: list[Tensor], form: str) -> list[Float[Tensor, "b q k"]]:
-    """The maps whose rows are compared: of each head, or their sum, whose rows have the direction of the
-    mean. New tensors."""
+    """The maps whose rows are compared: of each head, or their sum, which has the direction of the mean."""
     wide = torch.float32 if heads[0].dtype.itemsize < 4 else heads[0].dtype
     if form == "per_head" or len(heads) == 1:
         return [a.to(wide, copy=True) for a in heads]
@@ -221,8 +223,10 @@ def _similarity(m: Float[Tensor, "b q k"], level: float, form: str) -> tuple[Ten
 def _similarity_gradient(
     m: Float[Tensor, "b q k"], saved: list[Tensor], weight: Tensor, level: float, form: str
 ) -> Float[Tensor, "b q k"]:
-    """∂similarity/∂A: through the mean row, (ū − û(û·ū))/|m̂|, and through each row, (û −
-    û_i(û_i·û))/|M̂_i|."""
+    """∂similarity/∂A.
+
+    Through the mean row it is (ū − û(û·ū))/|m̂|, through each row (û − û_i(û_i·û))/|M̂_i|.
+    """
     unit, length, direction_mean, inverse = saved
     whole = m.mean(1) if form == "code" else None
     rows = _threshold_(m, level, form)
@@ -270,8 +274,7 @@ def layer_count(layers: int, form: str) -> float:
 
 
 def row_similarity(m: Float[Tensor, "b q k"], tau: float, form: str) -> Float[Tensor, ""]:
-    """mean over images and rows of cos(m̂, M̂_i), computed as û · mean_i û_i, which reads the rows only a few
-    times."""
+    """Mean over images and rows of cos(m̂, M̂_i), computed as û · mean_i û_i, which reads rows less often."""
     threshold = tau / m.shape[-1]
     if form == "code":
         rows = torch.where(m > threshold, m, 0.0)
@@ -307,8 +310,7 @@ class AdlOptions(LossOptions):
 
 @register_loss("adl", options=AdlOptions)
 class AttentionDiversification(Loss):
-    """Attention diversification: queries of a layer should not attend to the same tokens (Guo et al.
-    2023)."""
+    """Attention diversification: queries of a layer should not attend to the same tokens (Guo 2023)."""
 
     options: AdlOptions
 

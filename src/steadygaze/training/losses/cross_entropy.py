@@ -16,8 +16,7 @@ from steadygaze.training.losses.registry import Loss, LossBatch, LossOptions, Lo
 def cross_entropy(
     logits: Float[Tensor, "b c *hw"], labels: Tensor, *, smoothing: float = 0.0
 ) -> Float[Tensor, ""]:
-    """Mean over images for classes (B,) or class shares (B, C); over labeled pixels for label maps (B, H,
-    W).
+    """Mean over images for classes (B,) or class shares (B, C), over labeled pixels for label maps.
 
     If a step is divided into micro-batches, each one averages over its own labeled pixels.
     """

@@ -1,5 +1,4 @@
-"""Knowledge distillation, soft (Hinton et al. 2015) or hard, with a distillation token if the model has one
-(DeiT).
+"""Knowledge distillation, soft (Hinton et al. 2015) or hard, into a distillation token if there is one.
 
 Equations: docs/equations.md#distillation.
 
@@ -136,7 +135,14 @@ def _named(teacher: str) -> str:
 
 
 class DistillationOptions(LossOptions):
-    """teacher: a name as for `load_model`; checkpoint: its weights; temperature: of the soft form."""
+    """Options of [losses.distillation].
+
+    Attributes:
+        teacher: A name as for `load_model`.
+        checkpoint: Its weights.
+        form: "soft" or "hard".
+        temperature: Of the soft form.
+    """
 
     weight: NonNegative = 0.5
     teacher: Annotated[str, AfterValidator(_named), Field(validate_default=True)] = ""
@@ -147,7 +153,7 @@ class DistillationOptions(LossOptions):
 
 @register_loss("distillation", options=DistillationOptions)
 class Distillation(Loss):
-    """Distils a teacher's predictions, into the distillation token if the model has one (DeiT)."""
+    """Distills a teacher's predictions, into the distillation token if the model has one (DeiT)."""
 
     tasks = ("classification",)
     options: DistillationOptions

@@ -43,8 +43,7 @@ from steadygaze.vit.view import ViT
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """Weights and learning rate of a baseline, as the authors of the relevance loss published them for one
-    model."""
+    """Weights and learning rate of a baseline, as the authors of the relevance loss published them."""
 
     classification: float
     background: float
@@ -159,12 +158,12 @@ class _InputGradient(Loss):
 
 @register_loss("gradmask", options=GradMaskOptions)
 class GradMask(_InputGradient):
-    """Penalises the gradient of the label's logit on background pixels (Simpson et al. 2019)."""
+    """Penalizes the gradient of the label's logit on background pixels (Simpson et al. 2019)."""
 
 
 @register_loss("rrr", options=RRROptions)
 class RightForTheRightReasons(_InputGradient):
-    """Penalises the gradient of the summed log-probabilities on background pixels (Ross et al. 2017)."""
+    """Penalizes the gradient of the summed log-probabilities on background pixels (Ross et al. 2017)."""
 
     def __call__(self, batch: LossBatch) -> Terms:
         terms = super().__call__(batch)

@@ -1,5 +1,4 @@
-"""Patch-wise augmentation (RVT; Mao et al. 2022): cross-entropy also of images whose patches were augmented
-one by one.
+"""Patch-wise augmentation (RVT; Mao et al. 2022): cross-entropy also of images with augmented patches.
 
 Equations: docs/equations.md#patch-augmentation.
 
@@ -51,11 +50,15 @@ class PatchAugmentationOptions(CrossEntropyOptions):
     """Options of [losses.patch_augmentation].
 
     Attributes:
-        patch: Side in pixels.
-        scale: Area of a crop; crop, noisy, flip: probabilities.
-        noise: Standard deviation, of normalized values.
-        crop_draw: Whether crops are decided for each patch, or once for all patches of a micro-batch, as
-            kornia 0.6 does smoothing: of labels without mixup.
+        patch: Side of a patch in pixels.
+        scale: Smallest and largest area of a crop, as a share of the patch.
+        crop: Probability that a patch is cropped.
+        crop_draw: Whether crops are drawn for each patch, or once for all patches of a micro-batch, as
+            kornia 0.6 does.
+        noise: Standard deviation of the noise, of normalized values.
+        noisy: Probability that noise is added.
+        flip: Probability that a patch is flipped.
+        smoothing: Label smoothing, without mixup.
     """
 
     patch: Annotated[int, Field(gt=0)] = 16
@@ -72,9 +75,11 @@ class PatchDraws:
     """What is random about N patches.
 
     Attributes:
-        side: Of the crop, `patch` where the patch is not cropped; top, left: its corner.
-        noise: What is added, 0 where nothing is.
-        flipped: Left and right change places.
+        side: Side of the crop; `patch` where the patch is not cropped.
+        top: First row of the crop.
+        left: First column of the crop.
+        noise: What is added; 0 where nothing is.
+        flipped: Whether left and right change places.
     """
 
     side: Int[Tensor, " n"]
@@ -85,7 +90,7 @@ class PatchDraws:
 
 
 def draw_patches(patches: Float[Tensor, "n c p p"], options: PatchAugmentationOptions) -> PatchDraws:
-    """Draws for these patches, from torch's generator of their device."""
+    """Draw what is random about these patches, from torch's generator of their device."""
     count, p = len(patches), options.patch
 
     def uniform(*shape: int) -> Tensor:
@@ -139,8 +144,8 @@ def augment_images(
     """x̃: normalized images with augmented patches, within the range of images.
 
     Args:
-        mean: μ and σ of the normalization.
-        std: See `mean`.
+        mean: μ of the normalization.
+        std: σ of the normalization.
     """
     p = options.patch
     grid = images.unflatten(3, (-1, p)).unflatten(2, (-1, p)).permute(0, 2, 4, 1, 3, 5)  # b i j c p p

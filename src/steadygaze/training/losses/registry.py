@@ -39,8 +39,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class LossOptions(BaseModel):
-    """Options of a loss in a recipe. Subclasses add fields; unknown keys and values of another type are
-    errors.
+    """Options of a loss in a recipe. Subclasses add fields; unknown keys and wrong types are errors.
 
     Examples:
         >>> LossOptions(weight=0.5).weight
@@ -53,8 +52,7 @@ class LossOptions(BaseModel):
 
     @property
     def term_weights(self) -> Mapping[str, float]:
-        """Weights of the terms inside the loss, multiplied by `weight`; a term that is not listed has weight
-        1."""
+        """Weights of the terms inside the loss, multiplied by `weight`; 1 for a term that is not listed."""
         return {}
 
 
@@ -66,8 +64,8 @@ class LossSetup:
         model: The model that is trained.
         pieces: Number of parts (processes times accumulated micro-batches) a step is divided into. The
             gradients of the parts are averaged, so a loss that is a sum over the step multiplies by it.
-        num_classes, preprocess: Number of outputs and preprocessing of the model; None outside a training
-            run.
+        num_classes: Number of outputs of the model; None outside a training run.
+        preprocess: Preprocessing of the model; None outside a training run.
         trust_remote_code: As for `load_model`, for losses that load another model.
     """
 
@@ -90,10 +88,11 @@ class LossBatch:
         masks: (B, H, W) object masks, None if no loss needs them.
         observers: By loss name, what `Loss.observer` returned for this batch.
 
-    >>> import torch
-    >>> batch = LossBatch(torch.nn.Linear(4, 2), torch.zeros(3, 4), torch.zeros(3, dtype=torch.long))
-    >>> batch.logits.shape
-    torch.Size([3, 2])
+    Examples:
+        >>> import torch
+        >>> batch = LossBatch(torch.nn.Linear(4, 2), torch.zeros(3, 4), torch.zeros(3, dtype=torch.long))
+        >>> batch.logits.shape
+        torch.Size([3, 2])
     """
 
     model: nn.Module
@@ -150,8 +149,9 @@ class Loss:
         on_features: It reads the logits alone, so that a head on cached features can be trained with it.
         label_smoothing: Applied to the soft targets of mixup and cutmix.
 
-    >>> Loss.needs_masks, Loss.terms
-    (False, ())
+    Examples:
+        >>> Loss.needs_masks, Loss.terms
+        (False, ())
     """
 
     terms: ClassVar[tuple[str, ...]] = ()
@@ -167,8 +167,7 @@ class Loss:
         self.options, self.setup = options, setup
 
     def observer(self) -> AbstractContextManager[Any] | None:
-        """A new context manager for the forward pass of one batch, later found in
-        `batch.observers[self.name]`."""
+        """A new context manager for the forward pass of one batch, kept in `batch.observers[self.name]`."""
         return None
 
     def __call__(self, batch: LossBatch) -> Tensor | dict[str, Tensor]:
@@ -178,8 +177,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class LossInfo:
-    """What `list_losses` says about a loss: its name, one line, terms, options with defaults and
-    requirements."""
+    """The public description of a loss, as `list_losses` gives it."""
 
     name: str
     summary: str
@@ -212,6 +210,9 @@ def register_loss(
 ) -> Callable[[LossClass], LossClass]:
     """Class decorator that makes a loss available to recipes as `[losses.NAME]`.
 
+    `steadygaze train` finds losses of installed packages through the entry point group `steadygaze.plugins`
+    (see `steadygaze.registry`).
+
     Args:
         name: What recipes, logs and `list_losses` call it.
         options: A subclass of `LossOptions`, validated when a recipe is read.
@@ -223,32 +224,30 @@ def register_loss(
     Raises:
         InputError: The name is taken, or the class is not a `Loss`.
 
-    A whole example, a penalty on logits far from zero:
+    Examples:
+        A whole example, a penalty on logits far from zero:
 
-    >>> from steadygaze.training.losses import LOSSES, Loss, LossBatch, LossOptions
-    >>> class LogitNormOptions(LossOptions):
-    ...     target: float = 0.0
-    >>> @register_loss("logit_norm", options=LogitNormOptions)
-    ... class LogitNorm(Loss):
-    ...     "Mean squared distance of the logits from `target`."
-    ...
-    ...     options: LogitNormOptions
-    ...
-    ...     def __call__(self, batch: LossBatch) -> Tensor:
-    ...         return (batch.logits - self.options.target).square().mean()
+        >>> from steadygaze.training.losses import LOSSES, Loss, LossBatch, LossOptions
+        >>> class LogitNormOptions(LossOptions):
+        ...     target: float = 0.0
+        >>> @register_loss("logit_norm", options=LogitNormOptions)
+        ... class LogitNorm(Loss):
+        ...     "Mean squared distance of the logits from `target`."
+        ...
+        ...     options: LogitNormOptions
+        ...
+        ...     def __call__(self, batch: LossBatch) -> Tensor:
+        ...         return (batch.logits - self.options.target).square().mean()
 
-    A recipe then lists it beside the others, and its value is a column of log.csv:
+        A recipe then lists it beside the others, and its value is a column of log.csv:
 
-        [losses.cross_entropy]
-        [losses.logit_norm]
-        weight = 0.01
+            [losses.cross_entropy]
+            [losses.logit_norm]
+            weight = 0.01
 
-    >>> [info.options for info in list_losses() if info.name == "logit_norm"]
-    [{'weight': 1.0, 'target': 0.0}]
-    >>> LOSSES.remove("logit_norm")
-
-    `steadygaze train` finds losses of installed packages through the entry point group `steadygaze.plugins`
-    (see `steadygaze.registry`).
+        >>> [info.options for info in list_losses() if info.name == "logit_norm"]
+        [{'weight': 1.0, 'target': 0.0}]
+        >>> LOSSES.remove("logit_norm")
     """
 
     def decorate(loss: LossClass) -> LossClass:

@@ -161,8 +161,7 @@ def _not_trainable(method: str, reason: str) -> MethodUnavailableError:
 def _with_gradients(
     run: Forward, value: Tensor, classes: Any, first: int, second_order: bool
 ) -> DifferentiableTrace:
-    """The trace with the gradients of `value` at all that a method may read, in the graph if
-    `second_order`."""
+    """The trace with the gradients of `value` that a method may read, in the graph if `second_order`."""
     records = run.records[first:]
     tensors = [a.a for record in records for a in record.attention if a.a.requires_grad]
     tensors += [x for x in run.hidden[first:] if x.requires_grad] if run.want.hidden else []
@@ -230,8 +229,7 @@ def relevance_pass(
 
 @contextmanager
 def gradients_enabled(loss: str) -> Iterator[None]:
-    """Gradients for losses made of gradients, also under torch.no_grad(), which then gives their value
-    alone."""
+    """Enable gradients for losses made of gradients, also under torch.no_grad(), for their value alone."""
     if torch.is_inference_mode_enabled():
         raise InputError(
             f"{loss}: it takes gradients inside, which torch.inference_mode() forbids. "
@@ -250,8 +248,7 @@ def checked_labels(labels: Any, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b
 
 
 def to_pixels(scores: Float[Tensor, "b gh gw"], size: tuple[int, int]) -> Float[Tensor, "b h w"]:
-    """A map at the size of the image (bilinear), scaled to 0..1 over each image; an all-zero map stays
-    zero."""
+    """A map at the size of the image (bilinear), scaled to 0..1; an all-zero map stays zero."""
     r = F.interpolate(scores[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
     low, high = r.amin((1, 2), keepdim=True), r.amax((1, 2), keepdim=True)
     return (r - low) / (high - low).clamp_min(1e-12)

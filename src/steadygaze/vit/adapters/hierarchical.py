@@ -49,7 +49,8 @@ def hierarchical_plan(
     """A plan whose `layout.state` holds the grid at the input of every layer, and behind the last one.
 
     Args:
-        channels: Of the images          prefix: tokens before the patches that the head is given.
+        channels: Number of channels of the images.
+        prefix: Number of tokens before the patches that the head is given.
         prefixes: The same for the input of every layer, where they differ.
     """
 

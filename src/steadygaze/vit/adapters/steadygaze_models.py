@@ -176,5 +176,5 @@ _VIEWS: dict[type[nn.Module], Callable[[Any], Plan]] = {RVT: _rvt, FAN: _fan, PV
 @register_adapter("steadygaze_models", matches=tuple(_VIEWS))
 def plan(model: nn.Module) -> Plan:
     """The view of a model of `steadygaze.models`."""
-    model_class = next(known for known in _VIEWS if isinstance(model, known))
+    model_class = next(kind for kind in _VIEWS if isinstance(model, kind))
     return replace(_VIEWS[model_class](model), kind=f"steadygaze {model_class.__name__}")

@@ -1,6 +1,4 @@
-"""Adapter for timm's plain ViTs: VisionTransformer, DeiT, hybrid, EVA, BEiT, relative
-positions, CaiT, NaFlexViT.
-"""
+"""Adapter for timm's plain ViTs: VisionTransformer, DeiT, hybrid, EVA, BEiT, relpos, CaiT, NaFlexViT."""
 
 from collections.abc import Callable
 from functools import partial
@@ -37,7 +35,7 @@ def plan(model: nn.Module) -> Plan:
         return _plain(model, _beit_embed, shared_rel_pos_bias="rel_pos_bias")
     if isinstance(model, VisionTransformerRelPos):
         return _plain(model, _relpos_embed, shared_rel_pos="shared_rel_pos")
-    return _plain(model, _vit_embed)
+    return _plain(model, lambda model, x: model._pos_embed(x))
 
 
 def _plain(model: Any, embed: Callable[[Any, Tensor], Tensor], **shared: str) -> Plan:
@@ -67,10 +65,6 @@ def _plain(model: Any, embed: Callable[[Any, Tensor], Tensor], **shared: str) ->
 def _table(module: Any) -> Tensor | None:
     """A shared table of relative position biases: beit's module is called, relpos' has get_bias."""
     return None if module is None else module.get_bias() if hasattr(module, "get_bias") else module()
-
-
-def _vit_embed(model: VisionTransformer, x: Tensor) -> Tensor:
-    return model._pos_embed(x)
 
 
 def _beit_embed(model: Beit, x: Tensor) -> Tensor:

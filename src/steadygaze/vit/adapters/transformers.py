@@ -4,7 +4,7 @@ A model that compares images with text (CLIPModel, SiglipModel, Siglip2Model) is
 the head gives the image embedding.
 
 DINOv3 has no classifier class in transformers: `Classifier` is one. A module of one's own around a backbone
-is viewed by `steadygaze.vit.wrappers`.
+is viewed by `steadygaze.vit.wrapped`.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +36,6 @@ BACKBONES = (
     "SiglipVisionModel",
     "Siglip2VisionModel",
 )
-CLASS_ROW = ("ViTModel", "DeiTModel", "ViTMSNModel")
 NO_PREFIX = ("SiglipVisionModel", "Siglip2VisionModel", "IJepaModel")
 ANY_SIZE = ("BeitModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel", "Siglip2VisionModel")
 
@@ -113,7 +112,8 @@ def _view(model: nn.Module, body: Any) -> Plan:
     def call(index: int, x: Tensor, layout: Layout) -> Tensor:
         if index == 0 and norm_pre is not None:
             x = norm_pre(x)
-        return _tensor(layers[index](x, **extras(layout)))
+        output = layers[index](x, **extras(layout))
+        return output if isinstance(output, Tensor) else output[0]
 
     headless = model is body and not is_image_tower(model)
     readout, head = _no_head(body) if headless else _head(model, body, prefix)
@@ -138,7 +138,7 @@ def _no_head(body: Any) -> tuple[dict[str, Any], Callable[[Tensor, Layout], Tens
     width = _vision_config(body).hidden_size
     return {"readout": "class"}, Headless(
         f"{type(body).__name__} has no classifier. Use its ...ForImageClassification class, or a module of "
-        f"your own with a head, such as "
+        "your own with a head, such as "
         f"steadygaze.vit.adapters.transformers.Classifier(model, nn.Linear({width}, classes))."
     )
 
@@ -160,9 +160,8 @@ def _classifier(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Cal
         if len(heads) != 1:
             raise UnsupportedModelError(
                 f"{name} has a backbone of transformers and {len(heads)} other children, where one is "
-                f"expected, "
-                f"the head. Use its ...ForImageClassification class; for CLIP with text, "
-                f"CLIPVisionModelWithProjection and a callable target."
+                "expected, the head. Use its ...ForImageClassification class; for CLIP with text, "
+                "CLIPVisionModelWithProjection and a callable target."
             )
         (head,) = heads
         outputs = "features" if name.endswith("WithProjection") else "classes"
@@ -228,11 +227,11 @@ def _extras(body: Any, layer: nn.Module, patch: tuple[int, int]) -> Callable[[La
         shared = first(body, "shared_position_bias", "encoder.relative_position_bias")
 
         def relative(layout: Layout) -> Mapping[str, Any]:
-            given = {
+            arguments = {
                 bias: None if shared is None else shared(layout.grid),
                 "resolution": (layout.grid[0] * patch[0], layout.grid[1] * patch[1]),
             }
-            return {name: value for name, value in given.items() if name in taken}
+            return {name: value for name, value in arguments.items() if name in taken}
 
         return relative
     needed = {"attention_mask": None} if "attention_mask" in taken else {}
@@ -270,10 +269,6 @@ def _scale(block: Any, which: int) -> Tensor | None:
 
 def _vision_config(body: Any) -> Any:
     return getattr(body.config, "vision_config", body.config)
-
-
-def _tensor(output: Any) -> Tensor:
-    return output if isinstance(output, Tensor) else output[0]
 
 
 def _pair(size: Any) -> tuple[int, int]:
