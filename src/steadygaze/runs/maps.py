@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,10 +15,6 @@ from steadygaze.methods.registry import Method
 from steadygaze.results.attribution import Attribution
 from steadygaze.target import class_score
 from steadygaze.vit.clean_forward import CleanForward
-
-if TYPE_CHECKING:
-    pass
-
 
 ZERO, BROKEN = "zero map", "broken map"
 
