@@ -400,7 +400,7 @@ class DryRun:
     ] = None
     json: Annotated[bool, declare(RUNNING, "With --dry-run: print JSON.", "--json")] = False
 
-    @cached_property
+    @property
     def numbers(self) -> list[int]:
         """The numbers of shards; an error if they are given without --dry-run.
 
