@@ -277,6 +277,32 @@ def test_imagenet_frost_by_its_published_definition(tmp_path):
         assert np.abs(made.astype(int) - np.clip(wanted, 0, 255).astype(np.uint8)).max() <= 1
 
 
+def test_frost_of_small_images_samples_the_texture_without_smoothing(tmp_path):
+    """CIFAR-10-C: cv2.resize by 0.2, whose linear taps fall on every fifth pixel."""
+    from PIL import Image
+
+    for index, name in enumerate(frost.PUBLISHED):
+        pixels = rng(index).integers(0, 256, size=(203, 318, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / name)
+    function, levels = CIFAR["frost"]
+    for seed in range(4):
+        draw = rng(seed)
+        texture = np.array(Image.open(tmp_path / frost.PUBLISHED[draw.integers(5)]))[2::5, 2::5]
+        assert texture.shape[:2] == (41, 64)  # 40.6 x 63.6, rounded
+        top, left = draw.integers(41 - 32), draw.integers(64 - 32)
+        wanted = 0.9 * SMALL + 0.4 * texture[top : top + 32, left : left + 32]
+        made = function(SMALL, *levels[2], str(tmp_path), rng(seed))
+        assert np.abs(made.astype(int) - np.clip(wanted, 0, 255).astype(np.uint8)).max() <= 1
+
+
+@pytest.mark.parametrize("scale", [0.2, 0.3, 0.2 / 1.1, 0.3 / 1.1])
+def test_linear_resize_is_opencv_s(scale):
+    cv2 = pytest.importorskip("cv2")
+    for size in ((400, 600), (315, 560), (123, 77)):
+        image = rng(size[0]).integers(0, 256, size=(*size, 3), dtype=np.uint8)
+        assert (frost._linear_resize(image, scale) == cv2.resize(image, (0, 0), fx=scale, fy=scale)).all()
+
+
 @pytest.mark.parametrize("severity", [1, 3, 4])
 def test_imagenet_snow_by_its_published_definition(severity):
     """Also of a size where the enlarged layer is several pixels too big: it is cut on all sides."""
