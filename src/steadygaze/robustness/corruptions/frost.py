@@ -140,8 +140,8 @@ def _linear_taps(count: int, scale: float) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def _linear_resize(image: np.ndarray, scale: float) -> np.ndarray:
-    """`cv2.resize(image, (0, 0), fx=scale, fy=scale)`, uint8 (H, W, C): each new pixel is interpolated between
-    the two nearest old ones of each axis, with OpenCV's integer arithmetic."""
+    """`cv2.resize(image, (0, 0), fx=scale, fy=scale)`, uint8 (H, W, C): each new pixel is interpolated
+    between the two nearest old ones of each axis, with OpenCV's integer arithmetic."""
     top, bottom, above, below = _linear_taps(image.shape[0], scale)
     left, right, before, after = _linear_taps(image.shape[1], scale)
     x = image.astype(np.int32)
