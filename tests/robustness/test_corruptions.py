@@ -328,7 +328,7 @@ def test_imagenet_snow_by_its_published_definition(severity):
 
 
 def test_pixelate_enlarges_by_a_box():
-    """Four gray levels on 10 pixels; an edge falls on the middle of a new pixel, where nearest and box differ."""
+    """Four gray levels on 10 pixels: nearest and box differ where an edge is in the middle of a new pixel."""
     row = np.repeat(np.array([0, 50, 100, 150], np.uint8), (3, 2, 3, 2))
     image = np.ascontiguousarray(np.broadcast_to(row[None, :, None], (10, 10, 3)))
     made = corrupt(image, "pixelate", 3, seed=0, settings="imagenet")
