@@ -268,7 +268,8 @@ def corrupt(
             f"expected a severity of 1, 2, 3, 4 or 5, got {severity!r}; 0 is the clean image itself"
         )
     check_image(image)
-    function, levels = SETTINGS[check_settings(settings, *image.shape[-3:-1], SETTINGS)][name]
+    height, width = image.shape[-3:-1]
+    function, levels = SETTINGS[check_settings(settings, height, width, SETTINGS)][name]
     level = levels[severity - 1] + ((frost_folder,) if name == "frost" else ())
     images = image if image.ndim == 4 else image[None]
     if isinstance(seed, int | np.integer):
