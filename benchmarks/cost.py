@@ -109,7 +109,10 @@ def count_metrics(net: VisionTransformer, count: Counter) -> dict[str, float]:
         if metric.family != "custom":
             groups.setdefault((metric.compute, *_split(name)), []).append(name)
     columns = ["metrics", "for each map", "for each image", "for each batch", "maps made again"]
-    heading("Metrics. Those of one line share their passes.", columns)
+    heading(
+        "Metrics. Those of one line share their passes; `srg` includes the passes of the line above it.",
+        columns,
+    )
     counted: dict[str, float] = {}
     for names in groups.values():
         passes = []
@@ -133,7 +136,9 @@ def count_metrics(net: VisionTransformer, count: Counter) -> dict[str, float]:
 
 
 def _split(name: str) -> tuple[str, ...]:
-    """Metrics of pixels share passes by sign, and by what fills the pixels."""
+    """Metrics of pixels share passes by sign, and by what fills the pixels; `srg` adds some to removal's."""
+    if name == "srg":
+        return (name,)
     sign, _, kind = name.partition("_")
     if sign not in ("positive", "negative"):
         return ()

@@ -65,6 +65,11 @@ class PanelModel:
         last = dict(zip(log[0].split(","), log[-1].split(","), strict=True))
         return 100 * float(last["test_top1"])
 
+    @property
+    def patches(self) -> int:
+        """Number of patches: 14 x 14 of DeiT-Tiny, 8 x 8 of the models for CIFAR-10."""
+        return 196 if self.data == "imagenet" else 64
+
     def load(self, weights: Path | None) -> sg.LoadedModel:
         """weights: the file of DeiT-Tiny's weights."""
         if self.name == "deit_tiny":

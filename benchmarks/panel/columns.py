@@ -42,9 +42,9 @@ FOUR = tuple(
 SRG = Measure(
     "SRG",
     "area between the curves of the class probability with the least and with the most important patches "
-    "removed first, points (insertion AOPC + deletion AOPC − 100)",
-    REMOVAL,
-    lambda x: x[:, 2] + x[:, 3] - 100,
+    "removed first, points; the first curve is interpolated from the shares that insertion keeps",
+    ("srg",),
+    _one(0),
 )
 SACO = Measure(
     "SaCo",
@@ -86,18 +86,23 @@ def all_columns(root: Path, models: Mapping[str, PanelModel]) -> dict[Measure, d
     """Every measure that has rows, of the models whose patches can be removed."""
     removable = [name for name, model in models.items() if model.removable]
     found: dict[Measure, dict[str, Column]] = {}
-    for group in ((REMOVAL_MEAN, *FOUR, SRG), (SACO,), (PERTURBATION,), (LOCALIZATION,)):
-        scores = read_each(root, removable, group[0].metrics)
+    for group in ((REMOVAL_MEAN, *FOUR), (SRG,), (SACO,), (PERTURBATION,), (LOCALIZATION,)):
+        scores = read_each(
+            root, removable, group[0].metrics, {name: models[name].patches for name in removable}
+        )
         found |= {measure: column_of(measure, scores) for measure in group}
     for name, measure in KNOWN_TRUTH.items():
         found[measure] = column_of(measure, read_each(root / FOLDER, [name], measure.metrics))
     return {measure: by_model for measure, by_model in found.items() if by_model}
 
 
-def read_each(root: Path, names: Sequence[str], metrics: tuple[str, ...]) -> dict[str, Scores]:
+def read_each(
+    root: Path, names: Sequence[str], metrics: tuple[str, ...], patches: Mapping[str, int] | None = None
+) -> dict[str, Scores]:
     """The scores of the models that have rows of these metrics, with rows from before the panel."""
     found = {}
     for name in names:
         earlier = [root.parent / folder for folder in EARLIER.get(name, ())]
-        found[name] = read_all(root / name, metrics, [path for path in earlier if path.exists()])
+        earlier = [path for path in earlier if path.exists()]
+        found[name] = read_all(root / name, metrics, earlier, patches and patches[name])
     return {name: scores for name, scores in found.items() if scores is not None}

@@ -13,8 +13,10 @@ import steadygaze as sg
 from benchmarks.panel import PanelModel
 from benchmarks.panel.measure import REMOVAL, run_folders
 from benchmarks.panel.methods import SAME_MAP, own_scores
+from steadygaze.faithfulness.inputs import RATIOS
 
 REPEATS = 2000
+AOPC = ("insertion_aopc", "deletion_aopc")
 HEADS = ("insertion accuracy", "deletion accuracy", "insertion AOPC", "deletion AOPC")
 
 
@@ -40,11 +42,17 @@ def read_scores(folder: Path, metrics: tuple[str, ...] = REMOVAL) -> Scores | No
     return Scores(found.images, metrics, complete)
 
 
-def read_all(folder: Path, metrics: tuple[str, ...] = REMOVAL, earlier: Sequence[Path] = ()) -> Scores | None:
+def read_all(
+    folder: Path,
+    metrics: tuple[str, ...] = REMOVAL,
+    earlier: Sequence[Path] = (),
+    patches: int | None = None,
+) -> Scores | None:
     """The same for every method, also for those that were measured on some of the images only.
 
     earlier: run folders of the same model that were measured before the panel; of these, the leaderboard's
     methods with their own score
+    patches: of the model; with them, `srg` is made from the curves of both AOPC metrics
     """
     parts = [sg.Rows.read(run).to_pandas() for run in run_folders(folder)]
     for run in earlier:
@@ -54,14 +62,40 @@ def read_all(folder: Path, metrics: tuple[str, ...] = REMOVAL, earlier: Sequence
         parts.append(part[part["method"].map(own) == part["score"]])
     if not parts:
         return None
-    rows = pd.concat([part[part.metric.isin(metrics)] for part in parts])
+    rows = pd.concat([part[part.metric.isin((*metrics, *AOPC))] for part in parts])
     rows = rows.drop_duplicates(["image", "method", "metric"])
+    if "srg" in metrics and patches:
+        rows = _srg_rows(rows, patches)
+    rows = rows[rows.metric.isin(metrics)]
     if rows.empty:
         return None
     wide = rows.pivot_table(index="image", columns=["method", "metric"], values="value", dropna=False)
     methods = [name for name in dict.fromkeys(rows.method) if all((name, m) in wide for m in metrics)]
     values = {name: wide[name][list(metrics)].to_numpy(float) for name in methods}
     return Scores(len(wide), metrics, values)
+
+
+def _srg_rows(rows: pd.DataFrame, patches: int) -> pd.DataFrame:
+    """`srg` of rows that have the curves of both AOPC metrics over RATIOS."""
+    key = ["image", "method"]
+    insertion, deletion = (rows[rows.metric == name].set_index(key)["detail"] for name in AOPC)
+    both = pd.concat([insertion, deletion], axis=1, keys=AOPC, join="inner").dropna()
+    values = [srg_of_curves(*curves, patches) for curves in both.itertuples(index=False)]
+    return both.index.to_frame(index=False).assign(metric="srg", value=values)
+
+
+def srg_of_curves(insertion: Sequence[float], deletion: Sequence[float], patches: int) -> float:
+    """The symmetric relevance gain from curves of AOPC over RATIOS.
+
+    At a ratio r deletion removes k = int(r P) patches; what is lost with the k least important removed, P - k
+    kept, is interpolated between the shares that insertion keeps, and the whole image, where nothing is lost.
+
+    >>> round(srg_of_curves([40, 35, 30, 25, 20, 15, 10, 5, 0], [5, 10, 15, 20, 25, 30, 35, 40, 45], 100), 6)
+    5.0
+    """
+    counts = [int(r * patches) for r in RATIOS]
+    lost = np.interp([patches - k for k in counts], [*counts, patches], [*insertion, 0.0])
+    return float(np.trapezoid(np.asarray(deletion) - lost, RATIOS) / (RATIOS[-1] - RATIOS[0]))
 
 
 def print_tables(folders: Mapping[str, Path], models: Mapping[str, PanelModel], reference: str) -> None:

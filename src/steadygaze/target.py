@@ -106,6 +106,40 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def class_index_of(name: str, names: Sequence[str], model: str) -> int:
+    """The class with this name or number. Names are compared without case, first as a whole, then by each
+    part between commas.
+
+    Args:
+        names: Of all classes.
+        model: Name of the model, for errors.
+
+    Examples:
+        >>> class_index_of("Tabby", ["dog", "tabby, tabby cat"], "model")
+        1
+    """
+    if name.isdecimal():
+        return int(name)
+    wanted = name.strip().lower()
+    splits: tuple[Callable[[str], list[str]], ...] = (lambda text: [text], lambda text: text.split(","))
+    for split in splits:
+        matches = [
+            index
+            for index, class_name in enumerate(names)
+            if wanted in [part.strip() for part in split(class_name.lower())]
+        ]
+        if len(matches) > 1:
+            listing = ", ".join(f"{index} ({names[index]})" for index in matches)
+            raise InputError(
+                f"{name!r} is the name of {len(matches)} classes of {model}: {listing}. "
+                "Give the number of one."
+            )
+        if matches:
+            return matches[0]
+    known = {part.strip() for class_name in names for part in class_name.split(",")}
+    raise UnknownNameError("class", name, known)
+
+
 def predictions(outputs: Outputs, logits: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c"]:
     """Probabilities of classes or of labels; values as they are.
 

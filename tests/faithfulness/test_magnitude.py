@@ -1,5 +1,7 @@
 """SaCo, the symmetric relevance gain and the completeness error: naive loops and definitions."""
 
+from itertools import permutations
+
 import pytest
 import torch
 
@@ -42,18 +44,39 @@ def test_saco_and_srg_are_those_of_naive_loops(kind):
                 assert float(found["srg"].value[m, b]) == pytest.approx(expected, abs=1e-9)
 
 
-def test_srg_takes_no_pass_of_its_own():
+def test_srg_shares_the_passes_of_removal():
+    """One of its curves is that of deletion; the other has passes of its own, only where it is requested."""
     model, batch, maps = problem("class", seed=4)
     evaluate(model, batch, maps, ["srg"])  # the model is checked once
-    passes = []
-    hook = model.blocks[0].register_forward_hook(lambda *_: passes.append(1))
-    evaluate(model, batch, maps, ["insertion_aopc"])
-    alone = len(passes)
-    found, _ = evaluate(model, batch, maps, ["insertion_aopc", "deletion_aopc", "srg"])
+    tokens = []
+    hook = model.blocks[0].register_forward_hook(lambda _, args, __: tokens.append(args[0][..., 0].numel()))
+    counts = []
+    for names in (["insertion_aopc"], ["insertion_aopc", "deletion_aopc"], ["insertion_aopc", "srg"]):
+        tokens.clear()
+        evaluate(model, batch, maps, names)
+        counts.append(sum(tokens))
     hook.remove()
-    assert len(passes) == 2 * alone
-    both = found["insertion_aopc"].value + found["deletion_aopc"].value - 100
-    torch.testing.assert_close(found["srg"].value, both, rtol=0, atol=1e-9)
+    assert counts[0] == counts[1] < counts[2] < 1.7 * counts[1]
+
+
+@pytest.mark.parametrize("kind", ["class", "average", "pre_norm"])  # 16 patches; the last 9
+def test_srg_of_the_negative_map_is_the_negative(kind):
+    """Both curves remove the same share, whatever the ratios; so a random map has 0 in expectation."""
+    model, batch, maps = problem(kind, seed=5)
+    for ratios in (list(removal.RATIOS), [0.15], [0.2, 0.5, 1.0], [0.0, 0.33, 0.8]):
+        found, _ = evaluate(model, batch, torch.cat([maps, -maps]), ["srg"], ratios=ratios)
+        of_map, of_negative = found["srg"].value.chunk(2)
+        torch.testing.assert_close(of_negative, -of_map, rtol=0, atol=1e-9)
+        assert of_map.abs().max() > 0.01
+
+
+def test_srg_of_all_rankings_has_mean_zero():
+    """2 x 2 patches: the mean over all 24 orders is the expectation over random maps."""
+    model = tiny("class", 6, img_size=6)
+    maps = torch.tensor(list(permutations(range(4))), dtype=torch.float64).view(24, 1, 2, 2)
+    batch = Batch(random_images(model, 1, seed=7), torch.tensor([1]))
+    found, _ = evaluate(model, batch, maps, ["srg"], ratios=[0.3, 0.5, 0.6])
+    assert abs(float(found["srg"].value.mean())) < 1e-9
 
 
 def test_saco_tests_the_size_of_scores():

@@ -426,7 +426,7 @@ def test_shapley_cam(kind: str) -> None:
     """Against the whole Hessian; at the input of the last block it vanishes for class-token heads."""
     model, images = case(kind)
     others = ({"weights": "channels"}, {"at": "input"}) if kind == "class" else ()
-    for options in ({}, {"at": "norm1"}, *others):
+    for options in ({}, {"at": "norm1"}, {"weights": "positive"}, *others):
         wanted = cam.shapley_cam(model, images, TARGET, **options)
         close(explained(kind, sg.method("shapley_cam", **options)), wanted, str(options), 1e-8)
     with pytest.raises(sg.UnknownNameError, match="norm1"):

@@ -203,7 +203,7 @@ def test_explain_verify_and_stress_give_the_plain_models_numbers() -> None:
     for method in ("gaze_removal", "decompx+plus", "gae", "ixg"):
         maps = [sg.explain(m, images, method=method).scores for m in (model, better)]
         torch.testing.assert_close(maps[1], maps[0], rtol=1e-9, atol=1e-9)
-    options = {"suite": ["attacks", "attention"], "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    options = {"suites": ["attacks", "attention"], "mean": (0.5,) * 3, "std": (0.5,) * 3}
     rows = [sg.stress(m, [(images, labels)], **options).to_pandas().value for m in (model, better)]
     torch.testing.assert_close(*(torch.tensor(values.to_numpy()) for values in rows), rtol=1e-6, atol=1e-6)
     checked = sg.verify(better, [(images, labels)], methods=["gae"], metrics=["deletion_aopc"]).to_pandas()

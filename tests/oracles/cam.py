@@ -195,5 +195,6 @@ def shapley_cam(
         H = torch.autograd.functional.hessian(value, a.flatten())
         w = (g - H @ a.flatten() / 2).view_as(a)
         a, w = (t[:, model.num_prefix_tokens :] for t in (a, w))
-        scores.append((a * (w if weights == "tokens" else w.mean(1, keepdim=True))).sum(-1)[0])
+        products = a * (w.mean(1, keepdim=True) if weights == "channels" else w)
+        scores.append((products.relu() if weights == "positive" else products).sum(-1)[0])
     return torch.stack(scores)

@@ -144,10 +144,8 @@ def swin_masked(model, image: Tensor, keep: Tensor) -> Tensor:
 
 
 def srg(logits_of, image: Tensor, scores: Tensor, target: int, ratios: list[float]) -> float:
-    """Area between two removal curves of the probability, in percent: least important first, most first.
-
-    The least important first: the lowest P − int((1 − r) P) patches are removed at the share r.
-    """
+    """Area between two removal curves of the probability, in percent: least important first, most first. Both
+    remove int(r P) patches."""
     order = ordered(scores.flatten().tolist())
     p = len(order)
 
@@ -155,9 +153,8 @@ def srg(logits_of, image: Tensor, scores: Tensor, target: int, ratios: list[floa
         return 100 * float(logits_of(image, keep).softmax(0)[target])
 
     most = [probability(order[int(r * p) :]) for r in ratios]
-    least = [probability(order[: int(r * p)]) for r in ratios]  # what is removed: 1 − r
-    removed = [1 - r for r in reversed(ratios)]
-    return trapezoid(list(reversed(least)), removed) - trapezoid(most, ratios)
+    least = [probability(order[: p - int(r * p)]) for r in ratios]
+    return trapezoid(least, ratios) - trapezoid(most, ratios)
 
 
 def saco(logits_of, image: Tensor, scores: Tensor, target: int, groups: int = 10) -> float:

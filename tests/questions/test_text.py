@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import steadygaze as sg
-from benchmarks import text_zoo
+from benchmarks import text_zoo, zoo
 from steadygaze.questions import TEMPLATES, TextClassifier
 from steadygaze.trace import Want, forward, frozen
 from steadygaze.vit.outputs import pixel_inputs
@@ -331,3 +331,22 @@ def test_a_question_is_one_and_not_empty() -> None:
         sg.ask(model_of("CLIPModel"))
     with pytest.raises(sg.InputError, match="not empty"):
         sg.explain(model_of("CLIPModel"), images_of(), target=["a dog", ""])
+
+
+def test_the_names_of_a_configuration_are_targets():
+    """What the notebook and the command line print is accepted as the target, without `load_model`."""
+    model = zoo.transformers_model("ViTForImageClassification", "sdpa")[0]
+    names = [f"class {letter}, {letter}" for letter in "abcdefghij"[: model.config.num_labels]]
+    images = images_of()
+    with pytest.raises(sg.InputError, match="names of its classes are not known"):
+        sg.explain(model, images, target="b", method="ixg")  # LABEL_0, LABEL_1, ... are no names
+    model.config.id2label = dict(enumerate(names))
+    expected = sg.explain(model, images, target=1, method="ixg")
+    assert expected.classes == tuple(names)
+    for target in ("class b, b", "b", "Class B", "1"):
+        for given in (model, sg.adapt(model)):
+            assert sg.explain(given, images, target=target, method="ixg").scores.equal(expected.scores)
+    several = sg.explain(model, images, target=["a", "b"], method="ixg")
+    assert several.target.tolist() == [[0, 1]] * len(images)
+    with pytest.raises(sg.errors.UnknownNameError, match="class"):
+        sg.explain(model, images, target="no such name", method="ixg")

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from scipy.ndimage import gaussian_filter, map_coordinates
 
 from benchmarks.corruptions import sample_image
@@ -14,7 +15,7 @@ from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS, EXTRA
 from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.robustness.corruptions import blurs, frost, pixelwise, weather
 from steadygaze.robustness.corruptions import filters as kernels
-from steadygaze.robustness.corruptions.corrupt import CIFAR, IMAGENET, corrupt
+from steadygaze.robustness.corruptions.corrupt import CIFAR, IMAGENET, TINY_IMAGENET, corrupt
 
 RANDOM = (
     "gaussian_noise",
@@ -40,7 +41,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 def test_names_and_settings_are_complete():
     assert (len(COMMON), len(EXTRA), len(CORRUPTIONS)) == (15, 4, 19)
-    for table in (IMAGENET, CIFAR):
+    for table in (IMAGENET, TINY_IMAGENET, CIFAR):
         assert set(table) == set(CORRUPTIONS)
         assert all(len(levels) == 5 for _, levels in table.values())
 
@@ -73,7 +74,7 @@ def test_seeded_pure_and_batched(name, image):
 def test_any_size_from_eight_pixels(name):
     for shape in ((8, 8), (8, 50), (70, 9), (97, 131)):
         image = sample_image(150, seed=4)[: shape[0], : shape[1]]
-        for settings in (None, "imagenet", "cifar"):
+        for settings in (None, "imagenet", "tiny-imagenet", "cifar"):
             for severity in (1, 5):
                 assert corrupt(image, name, severity, seed=0, settings=settings).shape == image.shape
     for flat in (0, 255):
@@ -99,6 +100,9 @@ def test_settings_are_chosen_by_size():
         assert (corrupt(SMALL, name, 2, seed=0) == corrupt(SMALL, name, 2, seed=0, settings="cifar")).all()
         assert (corrupt(SMALL, name, 2, seed=0) != corrupt(SMALL, name, 2, seed=0, settings="imagenet")).any()
         assert (corrupt(IMAGE, name, 2, seed=0) == corrupt(IMAGE, name, 2, seed=0, settings="imagenet")).all()
+        for size, settings in ((48, "cifar"), (49, "tiny-imagenet"), (64, "tiny-imagenet"), (65, "imagenet")):
+            made = corrupt(IMAGE[:size], name, 2, seed=0)
+            assert (made == corrupt(IMAGE[:size], name, 2, seed=0, settings=settings)).all()
 
 
 def test_threads_give_the_same_bytes():
@@ -251,8 +255,6 @@ def test_frost_textures_are_fixed_and_used_whole():
 
 
 def test_frost_images_from_a_folder(tmp_path):
-    from PIL import Image
-
     for index, name in enumerate(frost.PUBLISHED):
         Image.fromarray(np.full((100, 120, 3), 40 * index, dtype=np.uint8)).save(tmp_path / name, quality=100)
     black = np.zeros((80, 80, 3), dtype=np.uint8)
@@ -262,8 +264,6 @@ def test_frost_images_from_a_folder(tmp_path):
 
 def test_imagenet_frost_by_its_published_definition(tmp_path):
     """A part of one of the first five images, at its own size."""
-    from PIL import Image
-
     for index, name in enumerate(frost.PUBLISHED):
         pixels = rng(index).integers(0, 256, size=(100, 120, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / name)
@@ -275,6 +275,30 @@ def test_imagenet_frost_by_its_published_definition(tmp_path):
         wanted = 0.7 * IMAGE + 0.7 * texture[top : top + 80, left : left + 80]
         made = function(IMAGE, *levels[2], str(tmp_path), rng(seed))
         assert np.abs(made.astype(int) - np.clip(wanted, 0, 255).astype(np.uint8)).max() <= 1
+
+
+def test_frost_of_small_images_samples_the_texture_without_smoothing(tmp_path):
+    """CIFAR-10-C: cv2.resize by 0.2, whose linear taps fall on every fifth pixel."""
+    for index, name in enumerate(frost.PUBLISHED):
+        pixels = rng(index).integers(0, 256, size=(203, 318, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / name)
+    function, levels = CIFAR["frost"]
+    for seed in range(4):
+        draw = rng(seed)
+        texture = np.array(Image.open(tmp_path / frost.PUBLISHED[draw.integers(5)]))[2::5, 2::5]
+        assert texture.shape[:2] == (41, 64)  # 40.6 x 63.6, rounded
+        top, left = draw.integers(41 - 32), draw.integers(64 - 32)
+        wanted = 0.9 * SMALL + 0.4 * texture[top : top + 32, left : left + 32]
+        made = function(SMALL, *levels[2], str(tmp_path), rng(seed))
+        assert np.abs(made.astype(int) - np.clip(wanted, 0, 255).astype(np.uint8)).max() <= 1
+
+
+@pytest.mark.parametrize("scale", [0.2, 0.3, 0.2 / 1.1, 0.3 / 1.1])
+def test_linear_resize_is_opencv_s(scale):
+    cv2 = pytest.importorskip("cv2")
+    for size in ((400, 600), (315, 560), (123, 77)):
+        image = rng(size[0]).integers(0, 256, size=(*size, 3), dtype=np.uint8)
+        assert (frost._linear_resize(image, scale) == cv2.resize(image, (0, 0), fx=scale, fy=scale)).all()
 
 
 @pytest.mark.parametrize("severity", [1, 3, 4])
@@ -301,6 +325,28 @@ def test_imagenet_snow_by_its_published_definition(severity):
     off = np.abs(made.astype(int) - np.clip(wanted, 0, 255).astype(np.uint8))
     assert off.max() <= 2
     assert off.mean() < 0.02
+
+
+def test_pixelate_enlarges_by_a_box():
+    """Four gray levels on 10 pixels: nearest and box differ where an edge is in the middle of a new pixel."""
+    row = np.repeat(np.array([0, 50, 100, 150], np.uint8), (3, 2, 3, 2))
+    image = np.ascontiguousarray(np.broadcast_to(row[None, :, None], (10, 10, 3)))
+    made = corrupt(image, "pixelate", 3, seed=0, settings="imagenet")
+    assert made[0, :, 0].tolist() == [0, 0, 50, 50, 50, 100, 100, 150, 150, 150]
+
+
+def test_tiny_imagenet_by_its_script():
+    filters = pytest.importorskip("skimage.filters")
+    image = sample_image(64, seed=5)
+    for severity, (sigma, share) in enumerate(
+        ((0.5, 57), (0.75, 51), (1, 44), (1.25, 38), (1.5, 32)), start=1
+    ):
+        wanted = filters.gaussian(image / 255.0, sigma=sigma, channel_axis=-1) * 255
+        made = corrupt(image, "gaussian_blur", severity, seed=0).astype(int)
+        assert np.abs(made - wanted.astype(np.uint8)).max() <= 1
+        small = Image.fromarray(image).resize((share, share), Image.Resampling.BOX)
+        wanted = np.array(small.resize((64, 64), Image.Resampling.BOX))
+        assert (corrupt(image, "pixelate", severity, seed=0) == wanted).all()
 
 
 # -- the script for CIFAR-10-C, line by line -------------------------------------------------------

@@ -15,7 +15,7 @@ from steadygaze.data.datasets.vqa import read_vqa
 from steadygaze.data.images import read_image
 from steadygaze.errors import InputError, UnsupportedModelError
 from steadygaze.report.pages import write_stress
-from steadygaze.robustness.vqa import normalize_answer, vqa_accuracy
+from steadygaze.robustness.vqa import CONTRACTIONS, normalize_answer, vqa_accuracy
 from steadygaze.runs.compare import compare
 from steadygaze.runs.suites.vqa import VisualQuestions
 
@@ -68,6 +68,30 @@ def test_accuracy_is_the_mean_over_sets_of_nine_people() -> None:
         "red white",
         "3.5",
     ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("im", "im"),  # the evaluation code has "Im", which lower-case text never contains
+        ("ive shes somethings", "ive shes somethings"),
+        ("notve twas", "not've 'twas"),
+        ("couldnt've she'dve", "couldn't've she'd've"),
+        ("somebody'd", "somebodyd"),
+        ("a" + "." * 40, "a........"),  # the first 32 periods only
+        ("one, the 1,000 dogs", "1 1000 dogs"),
+        ("5. x.y .5", "5 xy .5"),
+        ("u.s.a./none", "usa 0"),
+    ],
+)
+def test_normalization_is_that_of_the_evaluation_code(answer: str, expected: str) -> None:
+    assert normalize_answer(answer) == expected
+    assert len(CONTRACTIONS) == 120
+
+
+def test_answers_that_all_agree_are_compared_as_they_are() -> None:
+    assert vqa_accuracy(" red\tdog\n", ["red dog"] * 10) == 1.0
+    assert vqa_accuracy("red  dog", ["red dog"] * 10) == 0.0  # two spaces
 
 
 def test_rows_are_the_accuracy_of_the_model_s_own_answers(model_folder: Path, data: Path) -> None:

@@ -36,7 +36,7 @@ def image_folder(tmp_path: Path) -> Path:
 
 
 def command(image_folder: Path, folder: Path, epochs: int = 3) -> list[str]:
-    options = f"--epochs {epochs} --batch-size 8 --threads 1 --save-every 1".split()
+    options = f"--epochs {epochs} --batch 8 --threads 1 --save-every 1".split()
     return [
         str(SCRIPT),
         "--data",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import steadygaze as sg
@@ -48,6 +49,154 @@ def maps_of(model: Any, images: Tensor, methods: list[str], **options: Any) -> d
 
 def close(one: Tensor, other: Tensor, tolerance: float = 1e-9) -> bool:
     return float((one - other).abs().max()) <= tolerance * max(float(other.abs().max()), 1e-12)
+
+
+# -- arithmetic behind the logits ---------------------------------------------------------------------
+
+
+def _added_in_place(z: Tensor) -> Tensor:
+    z += 1.0
+    return z
+
+
+def _doubled_in_place(z: Tensor) -> Tensor:
+    z.mul_(2)
+    return z
+
+
+def _one_column(z: Tensor) -> Tensor:
+    z[:, 0] = z[:, 0] - 3
+    return z
+
+
+SHIFTS: dict[str, Any] = {  # the same number added to every logit
+    "z + 1.0": lambda z: z + 1.0,
+    "1 + z": lambda z: 1 + z,
+    "z - 1": lambda z: z - 1,
+    "z + a tensor": lambda z: z + torch.tensor(1.0).to(z),
+    "torch.add": lambda z: torch.add(z, torch.ones_like(z), alpha=2),
+    "z += 1": _added_in_place,
+    "z.add_": lambda z: z.add_(1.0),
+    "a dict": lambda z: {"logits": z + 1.0, "loss": None},
+    "a tuple": lambda z: (z + 1.0, None),
+    "torch.where": lambda z: torch.where(z > -1e9, z, torch.zeros_like(z)),
+    "clamp": lambda z: z.clamp(-1e6, 1e6) + 1.0,
+}
+LINEAR: dict[str, Any] = {
+    "1 - z": lambda z: 1 - z,
+    "-z": lambda z: -z,
+    "z + bias": lambda z: z + torch.arange(z.shape[1]).to(z),
+    "z.mul_": _doubled_in_place,
+    "z / 2 + 1": lambda z: z / 2 + 1,
+    "z - mean": lambda z: z - z.mean(-1, keepdim=True),
+    "z[:, 0] = ": _one_column,
+    "one more class": lambda z: torch.cat([z, z.new_zeros(len(z), 1)], dim=1) + 1.0,
+}
+ADAPTERS: dict[str, Any] = {
+    "timm, class token": partial(tiny, "class"),
+    "timm, mean": partial(tiny, "average"),
+    "timm, registers": partial(tiny, "registers"),
+    "transformers": lambda: zoo.transformers_model("ViTForImageClassification", "sdpa")[0],
+    "torchvision": lambda: zoo.torchvision_model("vit_b_16")[0],
+    "Swin": HIERARCHICAL["Swin"],
+}
+
+
+class Behind(nn.Module):
+    """A function of the logits behind the model."""
+
+    def __init__(self, model: nn.Module, function: Any) -> None:
+        super().__init__()
+        self.model, self.function = model, function
+
+    def forward(self, images: Tensor) -> Any:
+        output = self.model(images)
+        return self.function(output if isinstance(output, Tensor) else output.logits)
+
+
+FEW = ("z + 1.0", "z += 1", "a dict", "1 - z", "z.mul_")
+EVERY = {**SHIFTS, **LINEAR}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    tiered(
+        [(kind, names) for kind in ADAPTERS for names in (FEW, tuple(EVERY))],
+        [("timm, class token", tuple(EVERY)), *((kind, FEW) for kind in ADAPTERS)],
+    ),
+    ids=lambda value: value if isinstance(value, str) else f"{len(value)} functions",
+)
+def test_arithmetic_behind_the_logits(kind: str, names: tuple[str, ...]) -> None:
+    """A shift of all logits changes no map of class odds; a linear function has the gradient it has."""
+    inner = ADAPTERS[kind]()
+    images = images_of(inner)
+    methods = [name for name in ("gaze_removal", "ixg", "attnlrp_gamma", "transatt") if name in served(inner)]
+    expected = maps_of(inner, images, methods, target=1, score="log_odds")
+    complete = sg.explain(inner, images, target=1, score="log_odds").unattributed
+    for name in [name for name in SHIFTS if name in names]:
+        outer = Behind(inner, SHIFTS[name]).eval()
+        for method, scores in maps_of(outer, images, methods, target=1, score="log_odds").items():
+            assert close(scores, expected[method]), (name, method)
+        rest = sg.explain(outer, images, target=1, score="log_odds").unattributed
+        assert (rest is None and complete is None) or close(rest, complete), name
+    methods = [name for name in methods if name != "transatt"]  # its rules are not those of a gradient
+    for name in [name for name in LINEAR if name in names]:
+        outer = Behind(inner, LINEAR[name]).eval()
+
+        def quantity(logits: Tensor, function: Any = LINEAR[name]) -> Tensor:
+            return function(logits.clone())[:, 1]
+
+        expected = maps_of(inner, images, methods, target=quantity)
+        for method, scores in maps_of(outer, images, methods, target=1, score="logit").items():
+            assert close(scores, expected[method]), (name, method)
+
+
+def test_half_precision_and_activations_behind_the_logits() -> None:
+    inner = tiny("class")
+    wanted = maps_of(inner, IMAGES, ["gaze_removal"], target=1)["gaze_removal"]
+    single = maps_of(Behind(inner, lambda z: z.float() + 1.0), IMAGES, ["gaze_removal"], target=1)
+    assert close(single["gaze_removal"].double(), wanted, 1e-5)
+    capped = maps_of(Behind(inner, lambda z: 1e4 * torch.tanh(z / 1e4)), IMAGES, ["gaze_removal"], target=1)
+    assert close(capped["gaze_removal"], wanted, 1e-5)
+
+
+class InPlace(nn.Module):
+    """A head of one's own that changes its features in place."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self.backbone, self.change = tiny("class", num_classes=0), change
+        self.fc = nn.Linear(24, 4).double()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(self.change(self.backbone(images)))
+
+
+def _in_place_after(activation: Any) -> Any:
+    def change(x: Tensor) -> Tensor:
+        y = activation(x)
+        y *= 2
+        return y
+
+    return change
+
+
+@pytest.mark.parametrize("activation", [F.gelu, lambda x: x, F.normalize])
+def test_a_head_that_changes_features_in_place(activation: Any) -> None:
+    outer = InPlace(_in_place_after(activation)).eval()
+    plain = copy.deepcopy(outer)
+    plain.change = lambda x: 2 * activation(x)
+    methods = ["gaze_removal", "ixg", "attnlrp_gamma", "transatt"]
+    expected = maps_of(plain, IMAGES, methods, target=1)
+    for name, scores in maps_of(outer, IMAGES, methods, target=1).items():
+        assert close(scores, expected[name]), name
+
+
+def test_a_head_that_cannot_be_differentiated_is_refused() -> None:
+    with pytest.raises(
+        sg.errors.UnsupportedModelError, match=r"in place that its gradient needs.*y = y \+ 1"
+    ):
+        sg.explain(InPlace(_in_place_after(torch.tanh)).eval(), IMAGES)
 
 
 # -- the same maps as of the ViT inside --------------------------------------------------------------

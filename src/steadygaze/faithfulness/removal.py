@@ -11,13 +11,14 @@ order):
     insertion_accuracy = area                      deletion_accuracy = 100 − area
     insertion_aopc     = 100 − area                deletion_aopc     = area
     insertion_value    = −area                     deletion_value    = area       higher is better in all
-    srg = 100 · (area of p with the least important patches removed − area of p with the top ones removed)
+    srg = 100 · (area of p with the k least important patches removed − area of p with the top k removed)
 
-`srg`, the symmetric relevance gain (docs/equations.md#srg), reads both of its curves from the same passes:
-removing the least important patches first is keeping the top ones. `insertion_value` and `deletion_value` are
-areas of y_whole − y_left, the loss of the target's output itself: of a value (regression), in its own unit,
-or of a logit. For a label (multi-label), p is its sigmoid, and accuracy is whether it is predicted present or
-absent (p > 0.5) as in the whole image. Values have no accuracy, no AOPC and no `srg`.
+`srg`, the symmetric relevance gain (docs/equations.md#srg), has half as many passes of its own: both of its
+curves remove k patches, and insertion keeps k, which is not P − k at the opposite ratio. `insertion_value`
+and `deletion_value` are areas of y_whole − y_left, the loss of the target's output itself: of a value
+(regression), in its own unit, or of a logit. For a label (multi-label), p is its sigmoid, and accuracy is
+whether it is predicted present or absent (p > 0.5) as in the whole image. Values have no accuracy, no AOPC
+and no `srg`.
 
 All come from the same forward passes. Passes with equal numbers of remaining patches share a batch,
 over maps, images, insertion and deletion, in chunks of a bounded number of tokens. `embed` and the pass on
@@ -46,7 +47,7 @@ NAMES = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_
 SYMMETRIC = "srg"
 LOWER_IS_BETTER = ("deletion_accuracy", "insertion_aopc")  # of the raw curves; their scores are 100 − area
 VALUE_NAMES = ("insertion_value", "deletion_value")
-INSERTION, DELETION = 0, 1
+INSERTION, DELETION, LEAST_FIRST = 0, 1, 2
 
 
 def ranking(maps: Float[Tensor, "*b gh gw"]) -> Int[Tensor, "*b p"]:
@@ -55,7 +56,8 @@ def ranking(maps: Float[Tensor, "*b gh gw"]) -> Int[Tensor, "*b p"]:
 
 
 class Curves(NamedTuple):
-    """What the model predicts at every ratio; index 0 is insertion, 1 is deletion.
+    """What the model predicts at every ratio; index 0 is insertion, 1 is deletion, 2 (for `srg`) removal of
+    the least important patches.
 
     Attributes:
         correct: 1 if the target is predicted, 0 if not, or the chance level.
@@ -63,9 +65,9 @@ class Curves(NamedTuple):
         output: The target's logit, or its value.
     """
 
-    correct: Float[Tensor, "2 m b r"]
-    probability: Float[Tensor, "2 m b r"]
-    output: Float[Tensor, "2 m b r"]
+    correct: Float[Tensor, "kinds m b r"]
+    probability: Float[Tensor, "kinds m b r"]
+    output: Float[Tensor, "kinds m b r"]
 
 
 def removal(
@@ -73,41 +75,52 @@ def removal(
     maps: Float[Tensor, "m b gh gw"],
     target: Int[Tensor, " b"],
     ratios: Sequence[float] = RATIOS,
+    *,
+    symmetric: bool = False,
 ) -> dict[str, Values]:
     """The removal scores of every map, higher is better; `detail` is the raw curve.
 
-    Of values only `insertion_value` and `deletion_value`; the others are in percent.
+    Of values only `insertion_value` and `deletion_value`; the others are in percent. symmetric: `srg` too.
     """
     ratios = checked_ratios(ratios)
-    found = curves(whole, ranking(maps), target, ratios)
+    symmetric = symmetric and whole.vit.plan.outputs != "values"
+    found = curves(whole, ranking(maps), target, ratios, symmetric=symmetric)
     note = "removal" if whole.vit.plan.removable else "attention masking"
-    lost_output = at_least_float32(whole.logits).gather(1, target[:, None]) - found.output  # (2, M, B, R)
+    lost_output = at_least_float32(whole.logits).gather(1, target[:, None]) - found.output[:2]  # (2, M, B, R)
     values = {}
     for name, curve, sign in zip(VALUE_NAMES, lost_output, (-1, 1), strict=True):
         values[name] = Values(sign * area(curve, ratios), curve, note)
     if whole.vit.plan.outputs == "values":
         return values
-    lost = whole.probabilities.gather(1, target[:, None]) - found.probability
-    for name, curve in zip(NAMES, (*(100 * found.correct), *(100 * lost)), strict=True):
+    lost = whole.probabilities.gather(1, target[:, None]) - found.probability[:2]
+    for name, curve in zip(NAMES, (*(100 * found.correct[:2]), *(100 * lost)), strict=True):
         height = area(curve, ratios)
         values[name] = Values(100 - height if name in LOWER_IS_BETTER else height, curve, note)
-    least_first, top_first = area(100 * found.probability, ratios)
-    values[SYMMETRIC] = Values(least_first - top_first, note=note)
+    if symmetric:
+        _, top_first, least_first = area(100 * found.probability, ratios)
+        values[SYMMETRIC] = Values(least_first - top_first, note=note)
     return values
 
 
 def curves(
-    whole: CachedForward, order: Int[Tensor, "m b p"], target: Int[Tensor, " b"], ratios: Sequence[float]
+    whole: CachedForward,
+    order: Int[Tensor, "m b p"],
+    target: Int[Tensor, " b"],
+    ratios: Sequence[float],
+    *,
+    symmetric: bool = False,
 ) -> Curves:
-    """What the model predicts with the first patches of `order` alone, and without them."""
+    """What the model predicts with the first patches of `order` alone, and without them; `symmetric`: also
+    without as many of the last ones."""
     m, b, p = order.shape
     image = torch.arange(b, device=order.device).repeat(m)
-    # correct, probability and output, each for insertion and deletion
-    found = whole.probabilities.new_empty(3, 2, len(ratios), m * b)
-    settings = []  # (insertion or deletion, index of the ratio, number of remaining patches)
+    kinds = 3 if symmetric else 2
+    # correct, probability and output, each for insertion, deletion and removal of the least important
+    found = whole.probabilities.new_empty(3, kinds, len(ratios), m * b)
+    settings = []  # (kind, index of the ratio, number of remaining patches)
     for index, ratio in enumerate(ratios):
         k = int(ratio * p)
-        settings += [(INSERTION, index, k), (DELETION, index, p - k)]
+        settings += [(INSERTION, index, k), (DELETION, index, p - k), (LEAST_FIRST, index, p - k)][:kinds]
     forward_passes: list[Piece] = []
     for kind, index, remaining in sorted(settings, key=lambda setting: (setting[2], setting[0], setting[1])):
         if remaining == p:
@@ -116,13 +129,13 @@ def curves(
             found[:2, kind, index] = _chance(whole)
             found[2, kind, index] = float("nan")
         else:
-            keep = order[..., :remaining] if kind == INSERTION else order[..., p - remaining :]
+            keep = order[..., p - remaining :] if kind == DELETION else order[..., :remaining]
             group = Group(image, keep.reshape(m * b, remaining))
             forward_passes += pieces(whole.vit, whole.tokens, group, (kind, index))
     for piece, logits in run_pieces(whole.vit, whole.tokens, forward_passes):
         images = piece.group.image
         found[:, *piece.place] = _read(whole, logits, target[images], images)
-    return Curves(*found.view(3, 2, len(ratios), m, b).permute(0, 1, 3, 4, 2))
+    return Curves(*found.view(3, kinds, len(ratios), m, b).permute(0, 1, 3, 4, 2))
 
 
 def _read(
@@ -177,7 +190,7 @@ def checked_ratios(ratios: Sequence[float]) -> tuple[float, ...]:
 
 def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
     """All scores from one set of forward passes."""
-    return removal(given.forward, given.maps, given.target, given.ratios)
+    return removal(given.forward, given.maps, given.target, given.ratios, symmetric=SYMMETRIC in names)
 
 
 def _entry(name: str, low: float, high: float, summary: str, curve: Curve) -> Metric:
@@ -241,8 +254,8 @@ add_metrics(
             -100,
             100,
             label="symmetric relevance gain",
-            summary="area between the probability with the least important and with the top patches removed "
-            "first, by token removal",
+            summary="area between the probability without the k least important and without the top k "
+            "patches, by token removal",
             family="removal",
             by_map=True,
             compute=compute,

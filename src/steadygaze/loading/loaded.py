@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import InputError, UnknownNameError
+from steadygaze.errors import InputError
 from steadygaze.notebook import facts
-from steadygaze.target import Task
+from steadygaze.target import Task, class_index_of
 
 SHOWN_CLASSES = 3  # names in a summary
 
@@ -123,30 +123,11 @@ class LoadedModel:
 
         Names are compared without case, first as a whole, then by each part between commas.
         """
-        if name.isdecimal():
-            return int(name)
-        if self.class_names is None:
+        if self.class_names is None and not name.isdecimal():
             raise InputError(
                 f"expected a class number, got {name!r}: the classes of {self.name} have no names"
             )
-        wanted = name.strip().lower()
-        splits: tuple[Callable[[str], list[str]], ...] = (lambda text: [text], lambda text: text.split(","))
-        for split in splits:
-            matches = [
-                index
-                for index, class_name in enumerate(self.class_names)
-                if wanted in [part.strip() for part in split(class_name.lower())]
-            ]
-            if len(matches) > 1:
-                listing = ", ".join(f"{index} ({self.class_names[index]})" for index in matches)
-                raise InputError(
-                    f"{name!r} is the name of {len(matches)} classes of {self.name}: {listing}. "
-                    "Give the number of one."
-                )
-            if matches:
-                return matches[0]
-        known = {part.strip() for class_name in self.class_names for part in class_name.split(",")}
-        raise UnknownNameError("class", name, known)
+        return class_index_of(name, self.class_names or (), self.name)
 
 
 def _numbers(values: tuple[float, ...]) -> str:

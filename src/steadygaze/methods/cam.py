@@ -147,13 +147,13 @@ def shapley_cam(query: Query, *, at: str = "auto", weights: str = "tokens") -> F
     Args:
         at: "norm1", the output of the block's first norm; "input"; or "auto", norm1 if the block begins with
             one.
-        weights: "tokens", each token by its own weights; "channels", their mean over patches, as in GradCAM
-            and the authors' code.
+        weights: "tokens", each token by its own weights; "positive", the same with the positive part of each
+            product, as in the author's code; "channels", their mean over patches, as in pytorch-grad-cam.
     """
     if at not in ("auto", "norm1", "input"):
         raise UnknownNameError("at", at, ("auto", "norm1", "input"))
-    if weights not in ("tokens", "channels"):
-        raise UnknownNameError("weights", weights, ("tokens", "channels"))
+    if weights not in ("tokens", "positive", "channels"):
+        raise UnknownNameError("weights", weights, ("tokens", "positive", "channels"))
     vit, last = query.vit, len(query.vit.blocks) - 1
     # attention as a tensor of the graph: fused kernels have no second derivative
     want = Want(attention=True, norm=True)
@@ -172,7 +172,10 @@ def shapley_cam(query: Query, *, at: str = "auto", weights: str = "tokens") -> F
         (found,) = torch.autograd.grad(g, a, a.detach(), allow_unused=True)
         hessian_product = hessian_product if found is None else found
     a, w = (block.patches(t.detach(), run.layout) for t in (a, g - hessian_product / 2))
-    return (a * (w if weights == "tokens" else w.mean((1, 2), keepdim=True))).sum(-1)
+    if weights == "channels":
+        w = w.mean((1, 2), keepdim=True)
+    products = a * w
+    return (products.clamp_min(0) if weights == "positive" else products).sum(-1)
 
 
 LIBRA = "freeze=1.0,gate=half,tokens=all"  # the authors' code: prefix tokens enter the sums over p

@@ -110,7 +110,7 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        return y.view_as(y)
+        return y.clone()  # the model may change it in place
 
     @staticmethod
     def backward(ctx: Any, r: Tensor) -> tuple[Tensor, None]:
@@ -123,7 +123,7 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, z: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, z, weight)
-        return z.view_as(z)
+        return z.clone()
 
     @staticmethod
     def backward(ctx: Any, r: Tensor) -> tuple[Tensor, None, None]:

@@ -32,6 +32,7 @@ from steadygaze.questions.text import (
     with_module,
 )
 from steadygaze.questions.vqa import answers_questions, visual_question
+from steadygaze.target import class_index_of
 from steadygaze.vit.adapt import adapt, unwrapped
 from steadygaze.vit.contexts import evaluation_mode, without_autocast
 from steadygaze.vit.outputs import compares_text
@@ -40,15 +41,15 @@ from steadygaze.vit.view import ViT
 PLACEHOLDER = "LABEL_0"  # what transformers calls a class without a name
 
 
-def display_names(model: Any, count: int) -> tuple[str, ...] | None:
-    """The names of `count` classes, if the model says them; None otherwise."""
+def display_names(model: Any, count: int | None = None) -> tuple[str, ...] | None:
+    """The names of `count` classes (None: of any number), if the model says them; None otherwise."""
     if isinstance(model, ViT):
         model = model.model
     names = getattr(model, "class_names", None)
     if names is None and isinstance(model, nn.Module):
         labels = getattr(getattr(model, "config", None), "id2label", None) or {}
         names = [labels[index] for index in sorted(labels)]
-    if not names or len(names) != count or names[0] == PLACEHOLDER:
+    if not names or count not in (None, len(names)) or names[0] == PLACEHOLDER:
         return None
     return tuple(map(str, names))
 
@@ -264,19 +265,27 @@ def pose(model: Any, images: Any, target: Any) -> tuple[Any, Any]:
     elif texts is None:
         return model, target
     else:
-        named: Any = module if hasattr(module, "class_index") else model
-        if not hasattr(named, "class_index"):
-            raise InputError(
-                f"target: expected a class index, got the text {texts[0]!r}: {type(module).__name__} has no "
-                "text tower, and the names of its classes are not known. Give the class index, or names by "
-                "steadygaze.load_model(model, class_names=...), or use a CLIP or SigLIP model",
-                option="target",
-            )
-        classes = [named.class_index(text) for text in texts]
+        classes = [_class_index(model, module, text) for text in texts]
     if isinstance(target, str):
         return model, classes[0]
     batch = images.shape[0] if isinstance(images, Tensor) else 1
     return model, torch.tensor([classes] * batch)
+
+
+def _class_index(model: Any, module: nn.Module, text: str) -> int:
+    """The class of this name: of a question, of `load_model`, or of a configuration of transformers."""
+    named: Any = module if hasattr(module, "class_index") else model
+    if hasattr(named, "class_index"):
+        return named.class_index(text)
+    names = display_names(module)
+    if names is not None:
+        return class_index_of(text, names, type(module).__name__)
+    raise InputError(
+        f"target: expected a class index, got the text {text!r}: {type(module).__name__} has no text tower, "
+        "and the names of its classes are not known. Give the class index, or names by "
+        "steadygaze.load_model(model, class_names=...), or use a CLIP or SigLIP model",
+        option="target",
+    )
 
 
 def _texts(target: Any) -> list[str] | None:

@@ -39,7 +39,7 @@ class _Gamma(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight, bias, y)
         ctx.gamma, ctx.function = gamma, apply
-        return y.view_as(y)
+        return y.clone()  # the model may change it in place; the backward pass needs y itself
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -201,7 +201,7 @@ class _HeldSlope(torch.autograd.Function):
         slope = (fx / x).nan_to_num_(nan=0.5)
         ctx.save_for_backward(slope)
         ctx.save_for_forward(slope)
-        return fx.view_as(fx)
+        return fx.clone()  # the model may change it in place, which a view does not allow
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:

@@ -42,7 +42,7 @@ from steadygaze.vit.intercept import (
     TorchFunction,
 )
 
-TAGS = ("attention_", "product_", "source_", "activation_", "tanh_", "norm_of_", "factors_")
+TAGS = ("attention_", "product_", "source_", "activation_", "tanh_of_", "norm_of_", "factors_")
 
 
 class Seam(Interception):
@@ -55,7 +55,7 @@ class Seam(Interception):
     | product_    | comes from q·kᵀ: (that product, how many of q and k depend on the tokens)           |
     | source_     | is a scaled copy of another, or a gate: what it was computed from                   |
     | activation_ | is the output of an activation or gate                                              |
-    | tanh_       | is tanh(x), which is a gate if 1 is added next                                      |
+    | tanh_of_    | is tanh(x), which is a gate if 1 is added next (`tanh_` is a method of tensors): x  |
     | factors_    | comes from q·kᵀ: (q, k)                                                             |
     | norm_of_    | is ‖x‖, which scales x to unit length if x is divided by it next: x                 |
     """
@@ -326,7 +326,7 @@ class Seam(Interception):
         activation.
         """
         if self.rules.slope and "tanh" in func.__name__:
-            return self.tag(held_slope(x, func(x.detach())), tanh_=True)
+            return self.tag(held_slope(x, func(x.detach())), tanh_of_=x)
         y = func(x)
         if self.rules.slope:
             return y.detach()
@@ -388,7 +388,7 @@ class Seam(Interception):
 
     def add(self, func: TorchFunction, x: Any, y: Any, **kwargs: Any) -> Tensor:
         """A bias vector is a term; 1 + tanh(x) is a gate; logits with a position table keep their tag."""
-        if hasattr(x, "tanh_") and not isinstance(y, Tensor):
+        if hasattr(x, "tanh_of_") and not isinstance(y, Tensor):
             return func(x.detach(), y, **kwargs)
         out = func(x, y, **kwargs)
         if self.want.bias and isinstance(x, Tensor) and isinstance(y, Tensor) and out.requires_grad:

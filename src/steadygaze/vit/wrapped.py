@@ -70,7 +70,14 @@ def tokens_read(head: Head, x: Tensor, layout: Layout, prefix: int) -> Read | No
     gradient, pool = None, False
     if total.requires_grad:
         seen = [y for y in attention.outputs if y.requires_grad]
-        gradient, *through = torch.autograd.grad(total, [tokens, *seen], allow_unused=True)
+        try:
+            gradient, *through = torch.autograd.grad(total, [tokens, *seen], allow_unused=True)
+        except RuntimeError as error:  # the model could not be trained either
+            raise UnsupportedModelError(
+                "the gradient of the outputs cannot be computed: the model's code behind the blocks changes "
+                "a tensor in place that its gradient needs, such as y = x.tanh(); y += 1. Write y = y + 1, "
+                f"or give a forward pass that does not: {FORWARD}. torch: {error}"
+            ) from error
         pool = any(g is not None for g in through)  # an attention whose result is not used pools nothing
     size = torch.zeros_like(x[0, :, 0]) if gradient is None else gradient.abs().sum(-1).amax(0)
     if not size.any():

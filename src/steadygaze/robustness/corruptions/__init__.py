@@ -1,1 +1,1 @@
-"""The corruptions of ImageNet-C and CIFAR-10-C."""
+"""The corruptions of ImageNet-C, Tiny-ImageNet-C and CIFAR-10-C."""

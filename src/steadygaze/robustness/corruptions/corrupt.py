@@ -1,15 +1,16 @@
-"""The corruptions of ImageNet-C and CIFAR-10-C, made on the fly and seeded.
+"""The corruptions of ImageNet-C, Tiny-ImageNet-C and CIFAR-10-C, made on the fly and seeded.
 
 D. Hendrycks, T. Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations",
 ICLR 2019, arXiv:1903.12261. Definitions and settings are those of the published scripts for ImageNet-C
-(settings "imagenet"; docs/stress.md has the measured differences) and for CIFAR-10-C (settings "cifar").
+(settings "imagenet"; docs/stress.md has the measured differences), for Tiny-ImageNet-C ("tiny-imagenet") and
+for CIFAR-10-C ("cifar").
 
 Same image, name, severity, settings and seed: same bytes, in any process and order. No global random state
 is used.
 """
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from steadygaze.robustness.corruptions import blurs, pixelwise, weather
 __all__ = ["COMMON", "CORRUPTIONS", "EXTRA", "SEVERITIES", "corrupt"]
 
 SMALLEST = 8  # pixels; below, a block of JPEG is larger than the image
-CIFAR_UP_TO = 64  # pixels of the shorter side
+CIFAR_UP_TO, TINY_IMAGENET_UP_TO = 48, 64  # pixels of the shorter side
 
 Levels = tuple[tuple[Any, ...], ...]
 
@@ -71,7 +72,7 @@ IMAGENET: dict[str, tuple[Callable[..., np.ndarray], Levels]] = {
     "brightness": (pixelwise.brightness, ((0.1,), (0.2,), (0.3,), (0.4,), (0.5,))),
     "contrast": (pixelwise.contrast, ((0.4,), (0.3,), (0.2,), (0.1,), (0.05,))),
     "elastic_transform": (blurs.elastic_affine, ELASTIC),
-    "pixelate": (pixelwise.pixelate, ((0.6, False), (0.5, False), (0.4, False), (0.3, False), (0.25, False))),
+    "pixelate": (pixelwise.pixelate, ((0.6,), (0.5,), (0.4,), (0.3,), (0.25,))),
     "jpeg_compression": (pixelwise.jpeg_compression, ((25,), (18,), (15,), (10,), (7,))),
     "speckle_noise": (pixelwise.speckle_noise, ((0.15,), (0.2,), (0.35,), (0.45,), (0.6,))),
     "gaussian_blur": (blurs.gaussian_blur, ((1,), (2,), (3,), (4,), (6,))),
@@ -120,7 +121,7 @@ CIFAR: dict[str, tuple[Callable[..., np.ndarray], Levels]] = {
         blurs.elastic_affine,
         ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
     ),
-    "pixelate": (pixelwise.pixelate, ((0.95, True), (0.9, True), (0.85, True), (0.75, True), (0.65, True))),
+    "pixelate": (pixelwise.pixelate, ((0.95,), (0.9,), (0.85,), (0.75,), (0.65,))),
     "jpeg_compression": (pixelwise.jpeg_compression, ((80,), (65,), (58,), (50,), (40,))),
     "speckle_noise": (pixelwise.speckle_noise, ((0.06,), (0.1,), (0.12,), (0.16,), (0.2,))),
     "gaussian_blur": (blurs.gaussian_blur, ((0.4,), (0.6,), (0.7,), (0.8,), (1.0,))),
@@ -137,7 +138,56 @@ CIFAR: dict[str, tuple[Callable[..., np.ndarray], Levels]] = {
     "saturate": (pixelwise.saturate, ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))),
 }
 
-SETTINGS = {"imagenet": IMAGENET, "cifar": CIFAR}
+TINY_IMAGENET: dict[str, tuple[Callable[..., np.ndarray], Levels]] = {
+    "gaussian_noise": (pixelwise.gaussian_noise, ((0.04,), (0.08,), (0.12,), (0.15,), (0.18,))),
+    "shot_noise": (pixelwise.shot_noise, ((250,), (100,), (50,), (30,), (15,))),
+    "impulse_noise": (pixelwise.impulse_noise, ((0.01,), (0.02,), (0.05,), (0.08,), (0.14,))),
+    "defocus_blur": (blurs.defocus_blur, ((0.5, 0.6), (1, 0.1), (1.5, 0.1), (2.5, 0.01), (3, 0.1))),
+    "glass_blur": (blurs.glass_blur, ((0.1, 1, 1), (0.5, 1, 1), (0.6, 1, 2), (0.7, 2, 1), (0.9, 2, 2))),
+    "motion_blur": (blurs.motion_blur, ((10, 1), (10, 1.5), (10, 2), (10, 2.5), (12, 3))),
+    "zoom_blur": CIFAR["zoom_blur"],
+    "snow": (
+        weather.snow,
+        (
+            (0.1, 0.2, 1, 0.6, 8, 3, 0.8),
+            (0.1, 0.2, 1, 0.5, 10, 4, 0.8),
+            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.7),
+            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.65),
+            (0.3, 0.3, 1.25, 0.65, 14, 12, 0.6),
+        ),
+    ),
+    "frost": (
+        weather.frost,
+        tuple(
+            (keep, amount, 0.3, 5)
+            for keep, amount in ((1, 0.3), (0.9, 0.4), (0.8, 0.45), (0.75, 0.5), (0.7, 0.55))
+        ),
+    ),
+    "fog": (weather.fog, ((0.4, 3), (0.7, 3), (1, 2.5), (1.5, 2), (2, 1.75))),
+    "brightness": IMAGENET["brightness"],
+    "contrast": IMAGENET["contrast"],
+    "elastic_transform": (
+        blurs.elastic_affine,
+        ((0, 0, 0.08), (0.05, 0.3, 0.06), (0.1, 0.08, 0.06), (0.1, 0.03, 0.03), (0.16, 0.03, 0.02)),
+    ),
+    "pixelate": (pixelwise.pixelate, ((0.9,), (0.8,), (0.7,), (0.6,), (0.5,))),
+    "jpeg_compression": (pixelwise.jpeg_compression, ((65,), (58,), (50,), (40,), (25,))),
+    "speckle_noise": (pixelwise.speckle_noise, ((0.15,), (0.2,), (0.25,), (0.3,), (0.35,))),
+    "gaussian_blur": (blurs.gaussian_blur, ((0.5,), (0.75,), (1,), (1.25,), (1.5,))),
+    "spatter": (
+        weather.spatter,
+        (
+            (0.62, 0.1, 0.7, 0.7, 0.6, False),
+            (0.65, 0.1, 0.8, 0.7, 0.6, False),
+            (0.65, 0.3, 1, 0.69, 0.6, False),
+            (0.65, 0.1, 0.7, 0.68, 0.6, True),
+            (0.65, 0.1, 0.5, 0.67, 0.6, True),
+        ),
+    ),
+    "saturate": (pixelwise.saturate, ((0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (30, 0.2))),
+}
+
+SETTINGS = {"imagenet": IMAGENET, "tiny-imagenet": TINY_IMAGENET, "cifar": CIFAR}
 
 
 def generator(seed: int, index: int, name: str, severity: int) -> np.random.Generator:
@@ -172,12 +222,17 @@ def check_image(image: np.ndarray, *, batch: bool = True) -> None:
         )
 
 
-def check_settings(settings: str | None, height: int, width: int) -> str:
-    """ "imagenet" or "cifar"; None chooses by the shorter side."""
+def check_settings(
+    settings: str | None, height: int, width: int, names: Collection[str] = ("imagenet", "cifar")
+) -> str:
+    """One of `names`; None chooses by the shorter side."""
     if settings is None:
-        return "cifar" if min(height, width) <= CIFAR_UP_TO else "imagenet"
-    if settings not in SETTINGS:
-        raise UnknownNameError("settings", str(settings), SETTINGS)
+        side = min(height, width)
+        if side > TINY_IMAGENET_UP_TO:
+            return "imagenet"
+        return "tiny-imagenet" if side > CIFAR_UP_TO and "tiny-imagenet" in names else "cifar"
+    if settings not in names:
+        raise UnknownNameError("settings", str(settings), names)
     return settings
 
 
@@ -198,8 +253,8 @@ def corrupt(
         seed: An integer, for a batch combined with each image's index; or one integer for each image, and
             then image i of the batch is what `corrupt(batch[i], ..., seed=seed[i])` gives, however the data
             are split.
-        settings: "imagenet" (for images of about 224 pixels) or "cifar" (32 pixels); None: "cifar" up to 64
-            pixels.
+        settings: "imagenet" (for images of about 224 pixels), "tiny-imagenet" (64) or "cifar" (32). None
+            chooses by the shorter side: "cifar" up to 48 pixels, "tiny-imagenet" up to 64.
         frost_folder: Folder with the six published frost images, to use instead of our textures.
 
     Examples:
@@ -213,7 +268,8 @@ def corrupt(
             f"expected a severity of 1, 2, 3, 4 or 5, got {severity!r}; 0 is the clean image itself"
         )
     check_image(image)
-    function, levels = SETTINGS[check_settings(settings, *image.shape[-3:-1])][name]
+    height, width = image.shape[-3:-1]
+    function, levels = SETTINGS[check_settings(settings, height, width, SETTINGS)][name]
     level = levels[severity - 1] + ((frost_folder,) if name == "frost" else ())
     images = image if image.ndim == 4 else image[None]
     if isinstance(seed, int | np.integer):

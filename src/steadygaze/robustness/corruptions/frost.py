@@ -4,6 +4,9 @@ The six images published with ImageNet-C come from the web and carry no license 
 shipped. Each texture here stands for one of them: it has its mean color, its quantiles of gray, and its
 power in each octave of frequency, so that the corrupted images agree in mean, variance and structural
 similarity. A folder with the published images (frost1.png .. frost6.jpg) can be given instead.
+
+For small images the published scripts shrink the texture by `cv2.resize` (linear, without a low-pass filter),
+so single pixels of ice remain; `_linear_resize` does the same.
 """
 
 import math
@@ -127,6 +130,26 @@ def texture(index: int) -> np.ndarray:
     return np.clip(np.stack(planes, axis=-1) + 0.5, 0, 255).astype(np.uint8)
 
 
+def _linear_taps(count: int, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The two source pixels of each new pixel of an axis, and their weights in 2048ths, (n,) each."""
+    place = ((np.arange(round(count * scale)) + 0.5) * (1 / scale) - 0.5).astype(np.float32)
+    first = np.floor(place)
+    pixels = [np.clip(first + step, 0, count - 1).astype(np.int32) for step in (0, 1)]
+    weights = [np.rint(share * 2048).astype(np.int32) for share in (1 - (place - first), place - first)]
+    return pixels[0], pixels[1], weights[0], weights[1]
+
+
+def _linear_resize(image: np.ndarray, scale: float) -> np.ndarray:
+    """`cv2.resize(image, (0, 0), fx=scale, fy=scale)`, uint8 (H, W, C): each new pixel is interpolated
+    between the two nearest old ones of each axis, with OpenCV's integer arithmetic."""
+    top, bottom, above, below = _linear_taps(image.shape[0], scale)
+    left, right, before, after = _linear_taps(image.shape[1], scale)
+    x = image.astype(np.int32)
+    rows = (x[:, left] * before[:, None] + x[:, right] * after[:, None]) >> 4
+    high, low = rows[top] * above[:, None, None], rows[bottom] * below[:, None, None]
+    return (((high >> 16) + (low >> 16) + 2) >> 2).astype(np.uint8)
+
+
 @lru_cache(maxsize=64)
 def _layer_image(index: int, folder: str | None, scale: float) -> np.ndarray:
     """One texture or published image at `scale` of the published size, uint8."""
@@ -142,9 +165,10 @@ def _layer_image(index: int, folder: str | None, scale: float) -> np.ndarray:
         image = Image.open(path).convert("RGB")
     if abs(scale - 1) < 1e-9:
         return np.array(image)
+    if scale < 0.5:
+        return _linear_resize(np.array(image), scale)
     size = math.ceil(image.width * scale - 1e-9), math.ceil(image.height * scale - 1e-9)
-    way = Image.Resampling.BILINEAR if scale < 0.5 else Image.Resampling.BICUBIC
-    return np.array(image.resize(size, way))
+    return np.array(image.resize(size, Image.Resampling.BICUBIC))
 
 
 def frost_layer(

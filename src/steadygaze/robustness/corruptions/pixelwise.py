@@ -129,15 +129,12 @@ def contrast(image: np.ndarray, gain: float, rng: Rng) -> np.ndarray:
     return to_bytes(x.mul_(gain).add_((mean * (1 - gain)).float()))
 
 
-def pixelate(image: np.ndarray, scale: float, smooth: bool, rng: Rng) -> np.ndarray:
-    """Shrunk by `scale` (box) and enlarged again: nearest, or box where `smooth` (the script for
-    CIFAR-10-C)."""
+def pixelate(image: np.ndarray, scale: float, rng: Rng) -> np.ndarray:
+    """Shrunk by `scale` and enlarged again, both by a box filter."""
     height, width = image.shape[:2]
-    small = Image.fromarray(image).resize(
-        (max(1, int(width * scale)), max(1, int(height * scale))), Image.Resampling.BOX
-    )
-    back = Image.Resampling.BOX if smooth else Image.Resampling.NEAREST
-    return np.array(small.resize((width, height), back))
+    size = max(1, int(width * scale)), max(1, int(height * scale))
+    small = Image.fromarray(image).resize(size, Image.Resampling.BOX)
+    return np.array(small.resize((width, height), Image.Resampling.BOX))
 
 
 def jpeg_compression(image: np.ndarray, quality: int, rng: Rng) -> np.ndarray:
