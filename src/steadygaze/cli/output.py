@@ -255,7 +255,7 @@ class Column:
         """Wrap the heading to `width` characters where possible; an arrow stays with its word."""
         pieces = re.sub(r" (?=[↑↓])", "\N{NO-BREAK SPACE}", self.heading).replace("_", "_ ")
         lines = textwrap.wrap(pieces, width, break_long_words=False, break_on_hyphens=False)
-        return "\n".join(lines).replace("_ ", "_")
+        return "\n".join(lines).replace("_ ", "_").replace("\N{NO-BREAK SPACE}", " ")
 
 
 def print_table(
