@@ -148,7 +148,7 @@ class BrokenMapError(SteadygazeError, ArithmeticError):
 
 
 class ModelChangedError(SteadygazeError, RuntimeError):
-    """Another thread changed the mode or the weights of the model during the call."""
+    """Two threads need one model in different states: one trains it while another explains or measures it."""
 
 
 class RowsNotWrittenError(SteadygazeError, OSError):

@@ -120,3 +120,23 @@ def test_an_error_is_not_replaced(model):
         model.train()
         raise KeyError("its own")
     assert model.training
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_training_step_meanwhile_gets_words_and_a_prediction_does_not(model, training):
+    model.train(training)
+    given, errors, hooks = images(model), [], len(model._forward_pre_hooks)
+
+    def step() -> None:
+        try:
+            with torch.set_grad_enabled(training):
+                model(given)
+        except sg.ModelChangedError as error:
+            errors.append(error)
+
+    assert torch.isfinite(explain_while(model, step).scores).all()
+    assert len(errors) == training and model.training == training
+    assert len(model._forward_pre_hooks) == hooks
+    if training:
+        model(given).sum().backward()  # afterwards it is trained as before
+        assert next(model.parameters()).grad is not None

@@ -3,7 +3,9 @@
 What threads share (mode, gradients of the weights) is switched on by the first and off by the last. A thread
 that changes the mode or the weights of the model meanwhile keeps its change, and the calls that it disturbed
 raise `ModelChangedError`. Two changes cannot be seen and are undone with it: a `model.eval()` or
-`requires_grad_(False)` of what is in that state already.
+`requires_grad_(False)` of what is in that state already. A thread that runs a model in training mode with
+gradients, while another one holds it in evaluation mode, gets `ModelChangedError` too: its dropout would be
+off, and its backward pass would find no gradient.
 
 `answered` runs a function in place of a module's call, in one thread, as long as the context lasts:
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from threading import Lock, local
+from threading import Lock, get_ident, local
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,6 +33,7 @@ from steadygaze.vit.intercept import SharedState
 
 _LOCK = Lock()
 _STATES: "WeakKeyDictionary[nn.Module, SharedState]" = WeakKeyDictionary()
+_THREADS: "WeakKeyDictionary[nn.Module, list[int]]" = WeakKeyDictionary()  # that hold a model, once a context
 
 
 @contextmanager
@@ -41,13 +44,19 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """
     with _LOCK:
         state = _STATES.setdefault(model, SharedState())
-    state.enter(lambda: _switched(model))
+        threads = _THREADS.setdefault(model, [])
+        threads.append(get_ident())
     changed = False
     try:
-        yield
+        state.enter(lambda: _switched(model))
+        try:
+            yield
+        finally:
+            changed = any(module.training for module in model.modules())
+            state.leave()
     finally:
-        changed = any(module.training for module in model.modules())
-        state.leave()
+        with _LOCK:
+            threads.remove(get_ident())
     if changed:
         raise ModelChangedError(
             "another thread put the model into training mode during this call, so the result would be of "
@@ -100,6 +109,8 @@ def without_autocast(model: nn.Module) -> Iterator[None]:
 def _switched(model: nn.Module) -> Iterator[None]:
     training = [m for m in model.modules() if m.training]
     trained = [p for p in model.parameters() if p.requires_grad and not p.is_inference()]
+    in_training = model.training and bool(trained) and not isinstance(model, torch.jit.ScriptModule)
+    guard = model.register_forward_pre_hook(_refuse_training) if in_training else None
     try:
         for module in training:
             module.training = False
@@ -107,10 +118,21 @@ def _switched(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(False)
         yield
     finally:
+        if guard is not None:
+            guard.remove()
         for module in training:
             module.training = True
         for parameter in trained:
             parameter.requires_grad_(True)
+
+
+def _refuse_training(model: nn.Module, args: object) -> None:
+    if torch.is_grad_enabled() and get_ident() not in _THREADS.get(model, [get_ident()]):
+        raise ModelChangedError(
+            "another thread explains or measures this model, which holds it in evaluation mode without "
+            "gradients of its weights: a training step now would be wrong. Explain a copy of it "
+            "(copy.deepcopy(model)), or take turns."
+        )
 
 
 Answer = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
