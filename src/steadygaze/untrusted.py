@@ -28,8 +28,11 @@ MAX_UNPACKED = 1024 * MIB  # rows of one .jsonl.gz
 MAX_RATIO = 100  # of unpacked to packed size; rows reach about 30
 
 
-def inside(folder: Path, name: str | Path) -> Path:
+def inside(folder: Path, name: str | Path, *also: Path) -> Path:
     """Return the path of a regular file in a folder; paths and links that lead out of it are refused.
+
+    Args:
+        also: Other folders that a link may lead to.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -38,7 +41,8 @@ def inside(folder: Path, name: str | Path) -> Path:
     path = folder / name
     try:
         resolved = path.resolve(strict=True)
-        within = resolved.is_relative_to(folder.resolve(strict=True))
+        places = (folder.resolve(strict=True), *(other.resolve() for other in also))
+        within = any(resolved.is_relative_to(place) for place in places)
     except FileNotFoundError as error:
         if path.is_symlink():
             raise InputError(f"{path} is a link to a file that does not exist") from error
@@ -47,17 +51,17 @@ def inside(folder: Path, name: str | Path) -> Path:
         raise InputError(f"{path} cannot be read ({error})") from error
     if not within:
         raise InputError(
-            f"{path} leads out of its run folder: reports read files of the folder only. Copy the file into "
-            "the folder if it belongs to the run."
+            f"{path} leads out of its folder: only files of the folder are used. Copy the file into the folder "
+            "if it belongs there."
         )
     if not resolved.is_file():
         raise InputError(f"{path}: expected a file, got a folder or a special file")
     return path
 
 
-def read_bounded(folder: Path, name: str | Path) -> bytes:
-    """Read a file of a folder, of at most `MAX_FILE` bytes; errors as for `inside`."""
-    path = inside(folder, name)
+def read_bounded(folder: Path, name: str | Path, *also: Path) -> bytes:
+    """Read a file of a folder, of at most `MAX_FILE` bytes; arguments and errors as for `inside`."""
+    path = inside(folder, name, *also)
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE + 1)
@@ -68,10 +72,10 @@ def read_bounded(folder: Path, name: str | Path) -> bytes:
     return content
 
 
-def read_json(folder: Path, name: str | Path, advice: str = "") -> Any:
+def read_json(folder: Path, name: str | Path, advice: str = "", also: Sequence[Path] = ()) -> Any:
     """Read a JSON file of a folder; what is wrong with it is an `InputError` that ends with the advice."""
     try:
-        return parse_json(read_bounded(folder, name))
+        return parse_json(read_bounded(folder, name, *also))
     except ValueError as error:
         if isinstance(error, InputError):
             raise

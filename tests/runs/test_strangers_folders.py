@@ -97,7 +97,7 @@ def test_links_that_lead_outside_are_refused(tmp_path, file):
     folder = with_sample(stored(tmp_path / "run"), "image0.jpg")
     outside = shutil.move(folder / file, tmp_path / "outside")
     (folder / file).symlink_to(outside)
-    with pytest.raises(sg.InputError, match="leads out of its run folder"):
+    with pytest.raises(sg.InputError, match="leads out of its folder"):
         write_report([folder])
 
 

@@ -48,7 +48,7 @@ def read_weights(path: str | Path) -> Weights:
             f"expected a checkpoint file (.safetensors, .pth, .pt, .bin), got {path}: no such file"
         )
     try:
-        _check_not_compressed(path)
+        check_checkpoint(path)
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
@@ -71,8 +71,9 @@ def read_weights(path: str | Path) -> Weights:
     return weights
 
 
-def _check_not_compressed(path: Path) -> None:
-    """torch.save does not compress. A compressed entry may be a thousand times as large in memory."""
+def check_checkpoint(path: str | Path) -> None:
+    """`CheckpointError` for a torch file that takes much more memory than its size, before it is read."""
+    path = Path(path)
     if path.suffix != ".safetensors" and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
@@ -227,25 +228,28 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def hub(name: str, local: bool = False) -> Iterator[None]:
-    """Turn the hub's errors into `CheckpointError`. Without a network, search the local cache only."""
+    """Turn the hub's errors into `CheckpointError`. Without a network, search the local cache only.
+
+    Args:
+        local: The name is a folder or a file: what it names on the hub is not contacted either.
+    """
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
     proxied = any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
-    constants.HF_HUB_OFFLINE = before or not (
-        local or proxied or _resolves(urlsplit(constants.ENDPOINT).hostname)
-    )
+    online = not local and (proxied or _resolves(urlsplit(constants.ENDPOINT).hostname))
+    constants.HF_HUB_OFFLINE = before or not online
     try:
         yield
     except SteadygazeError:
         raise
     except Exception as error:
-        if not local and not isinstance(error, OSError | RuntimeError | ValueError):
+        if not local and not isinstance(error, OSError | RuntimeError | ValueError | pickle.UnpicklingError):
             raise  # no fault of the hub; of a folder, everything is the folder's
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if local:
             raise CheckpointError(
-                f"{name} cannot be read as a transformers folder ({shorten(reason, 200)})"
+                f"{name} cannot be read as the files of a model ({shorten(reason, 200)})"
             ) from error
         raise CheckpointError(
             f"the weights of {name} are not on this machine and could not be downloaded "

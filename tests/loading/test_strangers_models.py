@@ -1,0 +1,146 @@
+"""Model folders from strangers: no code, no other files, no network, and no more memory than their weights."""
+
+import io
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+import steadygaze as sg
+from steadygaze.errors import CheckpointError
+from steadygaze.questions.text import find_processor, find_tokenizer
+
+transformers = pytest.importorskip("transformers")
+
+CODE = """
+from pathlib import Path
+from transformers import BertTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor
+Path({marker!r}).touch()
+class Strange(BertTokenizer):
+    pass
+class StrangeConfig(CLIPConfig):
+    model_type = "strange"
+class StrangeModel(CLIPModel):
+    config_class = StrangeConfig
+class StrangeProcessor(CLIPImageProcessor):
+    pass
+class StrangeBoth(CLIPProcessor):
+    pass
+"""
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "dog"]
+VISION = {"image_size": 16, "patch_size": 8, "width": 24, "layers": 1, "head_width": 12}
+TEXT = {"context_length": 8, "vocab_size": 49408, "width": 8, "heads": 2, "layers": 1}
+
+
+@pytest.fixture
+def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that a stranger's code would create. Any question on standard input is answered with yes."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    monkeypatch.setattr("builtins.input", lambda *prompt: "y")
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    return tmp_path / "executed"
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    """A tiny CLIP as transformers saves it, with the vocabulary of a tokenizer."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    text = {**sizes, "vocab_size": len(WORDS), "max_position_embeddings": 8, "eos_token_id": 3}
+    vision = {**sizes, "image_size": 16, "patch_size": 8}
+    folder = tmp_path / "clip"
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
+    transformers.CLIPModel(config).save_pretrained(folder)
+    side = {"height": 16, "width": 16}
+    transformers.CLIPImageProcessor(size=side, crop_size=side).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    write(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer", do_lower_case=True)
+    return folder
+
+
+@pytest.fixture
+def open_clip_folder(tmp_path: Path) -> Path:
+    """A tiny CLIP as open_clip saves it."""
+    open_clip = pytest.importorskip("open_clip", exc_type=ImportError)
+    folder = tmp_path / "open_clip"
+    folder.mkdir()
+    torch.save(open_clip.model.CLIP(12, VISION, TEXT).state_dict(), folder / "open_clip_pytorch_model.bin")
+    describe(folder)
+    return folder
+
+
+def describe(folder: Path, text: object = None, vision: object = None, **changes: object) -> None:
+    text = TEXT | text if isinstance(text, dict) else text or TEXT
+    vision = VISION | vision if isinstance(vision, dict) else vision or VISION
+    model = {"embed_dim": 12, "vision_cfg": vision, "text_cfg": text} | changes
+    write(folder / "open_clip_config.json", model_cfg=model, preprocess_cfg={"mean": [0.5] * 3})
+
+
+def write(file: Path, **changes: object) -> None:
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(content | changes))
+
+
+def plant(folder: Path, marker: Path, part: str) -> None:
+    """Code in a folder, named by one of the files that libraries follow."""
+    (folder / "strange.py").write_text(CODE.format(marker=str(marker)))
+    if part == "model":
+        classes = {"AutoConfig": "strange.StrangeConfig", "AutoModel": "strange.StrangeModel"}
+        write(folder / "config.json", model_type="strange", auto_map=classes)
+    elif part == "image processor":
+        classes = {"AutoImageProcessor": "strange.StrangeProcessor"}
+        write(
+            folder / "preprocessor_config.json",
+            auto_map=classes,
+            image_processor_type="StrangeProcessor",
+        )
+    elif part == "processor":
+        classes = {"AutoProcessor": "strange.StrangeBoth"}
+        write(folder / "processor_config.json", auto_map=classes, processor_class="StrangeBoth")
+    else:
+        classes = {"AutoTokenizer": ["strange.Strange", None]}
+        write(folder / "tokenizer_config.json", auto_map=classes, tokenizer_class="Strange")
+
+
+@pytest.mark.parametrize("part", ["model", "image processor", "processor", "tokenizer"])
+def test_no_loader_of_transformers_executes_code(clip, marker, part):
+    plant(clip, marker, part)
+    calls = (
+        lambda: sg.ask(sg.load_model(str(clip)), text=["a cat"]),
+        lambda: sg.load_model(str(clip), clip / "model.safetensors"),
+        lambda: find_tokenizer(None, str(clip)),
+        lambda: find_processor(None, str(clip)),
+    )
+    for call in calls:
+        with suppress(sg.InputError, CheckpointError):
+            call()
+        assert not marker.exists()
+
+
+@pytest.mark.parametrize("arguments", [{"trust_remote_code": True}, {}], ids=["asks for trust", "is silent"])
+def test_the_tokenizer_of_an_open_clip_folder_executes_no_code(open_clip_folder, marker, arguments):
+    plant(open_clip_folder, marker, "tokenizer")
+    (open_clip_folder / "vocab.txt").write_text("\n".join(WORDS))
+    describe(open_clip_folder, {"hf_tokenizer_name": "anything", "tokenizer_kwargs": arguments})
+    name = f"open_clip:local-dir:{open_clip_folder}"
+    with pytest.raises(CheckpointError, match="would execute code that is part of the model") as caught:
+        sg.load_model(name)
+    assert caught.value.option == "trust_remote_code" and not marker.exists()
+    sg.load_model(name, trust_remote_code=True)
+    assert marker.exists()
+
+
+def test_the_text_tower_of_an_open_clip_folder_executes_no_code(open_clip_folder, clip, marker):
+    plant(clip, marker, "model")
+    describe(open_clip_folder, {"hf_model_name": str(clip), "hf_proj_type": "linear"})
+    with pytest.raises(CheckpointError, match="would execute code"):
+        sg.load_model(f"open_clip:local-dir:{open_clip_folder}")
+    assert not marker.exists()
+
+
+def test_the_tokenizer_of_open_clip_reads_no_other_file(open_clip_folder, tmp_path):
+    describe(open_clip_folder, {"tokenizer_kwargs": {"bpe_path": str(tmp_path / "other.gz")}})
+    with pytest.raises(CheckpointError, match=r"tokenizer_kwargs: expected clean.*got bpe_path"):
+        sg.load_model(f"open_clip:local-dir:{open_clip_folder}")
