@@ -26,6 +26,7 @@ from steadygaze.data.images import SUFFIXES, first_line, names_hash
 from steadygaze.data.stream_spec import MAX_BYTES, MAX_LABEL, FilePart, ImageBytes, Sample, StreamSpec
 from steadygaze.errors import InputError
 
+PIPE = "pipe:"  # in front of a shell command, whose output is the archive
 LABEL = "cls"  # the usual extension of class indices
 IMAGES = tuple(suffix.removeprefix(".") for suffix in sorted(SUFFIXES))
 COUNTED_BYTES = 16 * 2**30  # archives of more bytes in total are not counted before a run
@@ -52,17 +53,17 @@ class Shard:
         parts = urlparse(url)
         if parts.scheme == "file":
             return cls(url, Path(url2pathname(parts.path)))
-        return cls(url, None if url.startswith("pipe:") or "://" in url else Path(url).expanduser())
+        return cls(url, None if url.startswith(PIPE) or "://" in url else Path(url).expanduser())
 
     @property
     def name(self) -> str:
         """The file's name, without the folder or bucket that holds it."""
-        return self.url if self.url.startswith("pipe:") else self.url.rstrip("/").rpartition("/")[2]
+        return self.url if self.url.startswith(PIPE) else self.url.rstrip("/").rpartition("/")[2]
 
     def open(self) -> IO[bytes]:
         if self.path is not None:
             return self.path.open("rb")
-        if self.url.startswith("pipe:"):
+        if self.url.startswith(PIPE):
             from webdataset.gopen import gopen_pipe
 
             return gopen_pipe(self.url, "rb", 2**16)
@@ -225,10 +226,19 @@ def _expand(pattern: str) -> list[str]:
         raise InputError(f"data: the pattern {pattern} cannot be expanded ({first_line(error)})") from error
     urls: list[str] = []
     for url in expanded:
-        is_glob = "*" in url and not url.startswith("pipe:") and "://" not in url
+        is_glob = "*" in url and not url.startswith(PIPE) and "://" not in url
         path = Path(url).expanduser()
         urls += sorted(map(str, path.parent.glob(path.name))) if is_glob else [url]
     return urls
+
+
+def refuse_pipes(spec: StreamSpec, key: str) -> None:
+    """`InputError` if data that a file names would run a command; key: of the recipe, for the error."""
+    if spec.kind == "wds" and any(url.lstrip().startswith(PIPE) for url in _expand(spec.location)):
+        raise InputError(
+            f"{key}: {spec} would run a shell command, which a recipe may not. Give pipe: on the command line "
+            "of explain, verify or stress, or download the shards."
+        )
 
 
 def _printable(key: str) -> str:
