@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,6 +58,26 @@ def inside(folder: Path, name: str | Path, *also: Path) -> Path:
     if not resolved.is_file():
         raise InputError(f"{path}: expected a file, got a folder or a special file")
     return path
+
+
+def refuse_links(folder: Path) -> None:
+    """`InputError` if anything below a folder is a link out of it; call it before writing into the folder."""
+    waiting = [folder]
+    while waiting:
+        try:
+            entries = list(os.scandir(waiting.pop()))
+        except OSError:  # what cannot be listed is reported by whoever writes to it
+            continue
+        waiting += [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for entry in entries:
+            if not entry.is_symlink():
+                continue
+            target = os.path.realpath(entry.path)
+            if not Path(target).is_relative_to(folder.resolve()):
+                raise InputError(
+                    f"{entry.path} is a link to {target}, out of its folder: a run writes into its folder only. "
+                    "Replace the link by what it names, or choose another output folder."
+                )
 
 
 def read_bounded(folder: Path, name: str | Path, *also: Path) -> bytes:

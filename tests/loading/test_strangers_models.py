@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -144,3 +145,37 @@ def test_the_tokenizer_of_open_clip_reads_no_other_file(open_clip_folder, tmp_pa
     describe(open_clip_folder, {"tokenizer_kwargs": {"bpe_path": str(tmp_path / "other.gz")}})
     with pytest.raises(CheckpointError, match=r"tokenizer_kwargs: expected clean.*got bpe_path"):
         sg.load_model(f"open_clip:local-dir:{open_clip_folder}")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer_config.json"])
+def test_links_out_of_a_model_folder_are_refused(clip, tmp_path, file):
+    (clip / file).rename(tmp_path / "outside")
+    (clip / file).symlink_to(tmp_path / "outside")
+    with pytest.raises(sg.InputError, match="leads out of its folder"):
+        sg.load_model(str(clip))
+
+
+def test_a_snapshot_of_the_hub_links_to_its_blobs(clip, tmp_path):
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "0", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, file in enumerate(sorted(clip.iterdir())):
+        file.rename(blobs / str(number))
+        (snapshot / file.name).symlink_to(Path("../../blobs") / str(number))
+    assert sg.load_model(str(snapshot)).size == (16, 16)
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "missing.safetensors", 3])
+def test_an_index_of_weights_names_files_of_its_folder(clip, tmp_path, name):
+    (clip / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    write(clip / "model.safetensors.index.json", metadata={}, weight_map={"logit_scale": name})
+    with pytest.raises((sg.InputError, CheckpointError), match=r"leads out|does not exist|weight_map"):
+        sg.load_model(str(clip))
+
+
+@pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
+def test_a_special_file_is_not_read(clip, file):
+    (clip / file).unlink()
+    os.mkfifo(clip / file)
+    with pytest.raises(sg.InputError, match="expected a file, got a folder or a special file"):
+        sg.load_model(str(clip))

@@ -24,6 +24,7 @@ from steadygaze.loading.loaded import LoadedModel, ModelOptions
 from steadygaze.loading.options import MAX_SIDE, number_limit, numbers_in
 from steadygaze.loading.timm import build_timm_model, check_model_size, constructor_arguments, is_timm_name
 from steadygaze.modules import segmenter
+from steadygaze.untrusted import inside
 
 METADATA_KEY = "steadygaze"
 
@@ -125,7 +126,7 @@ def run_weights(name: str) -> Path | None:
         raise CheckpointError(
             f"{folder} is a training run that has not written {WEIGHTS} yet: let it finish an epoch"
         )
-    return folder / WEIGHTS
+    return inside(folder, WEIGHTS)
 
 
 def rebuild(description: Description, options: ModelOptions) -> LoadedModel:

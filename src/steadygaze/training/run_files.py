@@ -17,6 +17,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import pickle
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from steadygaze.modules.base import Start
 from steadygaze.progress import Progress
 from steadygaze.seeding import combined_seed
 from steadygaze.training.recipe import Recipe
+from steadygaze.untrusted import refuse_links
 
 
 @contextmanager
@@ -81,14 +83,17 @@ def write_file(path: Path, content: bytes | str | Callable[[BinaryIO], object]) 
     try:
         write_atomic(path, content)
     except (OSError, RuntimeError, ValueError) as error:  # torch reports a full disk in its own ways
+        system = error.__context__ if isinstance(error.__context__, OSError) else error
         kept = f"; the previous one is untouched: {path}" if path.exists() else ""
         raise TrainingStoppedError(
-            f"{path.name} could not be written to {path.parent} ({_first_line(error)}){kept}. "
+            f"{path.name} could not be written to {path.parent} ({_first_line(system)}){kept}. "
             "Free some space, then resume."
         ) from error
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -124,6 +129,7 @@ def make_folder(folder: Path) -> None:
         raise InputError(
             f"the folder {folder} cannot be created ({error.strerror}): choose another output folder"
         ) from error
+    refuse_links(folder)
 
 
 def prepare_folder(
@@ -217,6 +223,11 @@ class Log:
 
     def add(self, row: Mapping[str, Any]) -> None:
         try:
+            if not os.fstat(self.file.fileno()).st_nlink:
+                raise TrainingStoppedError(
+                    f"{self.path} was removed while the run was writing it. Run the same command again to start "
+                    "over."
+                )
             self.writer.writerow({k: f"{v:.9g}" if isinstance(v, float) else v for k, v in row.items()})
             self.file.flush()
         except OSError as error:
