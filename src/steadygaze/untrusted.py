@@ -10,15 +10,17 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pickletools
+import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import IO, Annotated, Any, BinaryIO, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from steadygaze.errors import InputError, SteadygazeError
+from steadygaze.errors import CheckpointError, InputError, SteadygazeError
 
 MIB = 2**20
 MAX_FILE = 64 * MIB  # run.json, samples.json, a sample image
@@ -120,6 +122,78 @@ def parse_json(text: bytes) -> Any:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def read_text(path: str | Path, option: str | None = None) -> str:
+    """Read a text file that a user or a recipe names: a regular file of at most `MAX_FILE` bytes, in UTF-8.
+
+    Raises:
+        InputError: The file is missing, too large, not text, or a device or a pipe, which may never end.
+    """
+    path = Path(path)
+    try:
+        if not path.is_file():
+            reason = "a folder or a special file" if path.exists() else "no such file"
+            raise InputError(f"{path}: expected a file, got {reason}", option=option)
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE + 1)
+        if len(content) > MAX_FILE:
+            raise InputError(f"{path}: expected at most {MAX_FILE // MIB} MiB, got more", option=option)
+        return content.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise InputError(f"{str(path)[:300]} cannot be read: {reason}", option=option) from error
+
+
+def check_torch_file(path: Path) -> None:
+    """`CheckpointError` for a file that `torch.load` would take much more memory for than its size.
+
+    torch.save stores every tensor once, without compression, and `weights_only` allows `bytearray(10**10)`.
+    What is wrong with the file in other ways is left to torch.
+    """
+    with path.open("rb") as file:
+        packed = file.read(4) == b"PK\x03\x04"  # as torch tells the two formats apart
+        file.seek(0)
+        if packed:
+            _check_archive(path, file)
+        else:
+            for _ in range(PICKLES):
+                if not _check_pickle(path, file):
+                    break
+
+
+ZIP_END = 22  # bytes of the last record of an archive without a comment
+PICKLES = 5  # before the data of a file in the format of torch 1.5 and older
+
+
+def _check_archive(path: Path, file: BinaryIO) -> None:
+    expected = f"{path}: expected a file as torch.save writes it, got"
+    file.seek(-min(ZIP_END, path.stat().st_size), os.SEEK_END)
+    if not file.read().startswith(b"PK\x05\x06"):  # readers would search for the directory, each its own way
+        raise CheckpointError(f"{expected} an archive with something after its end")
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise CheckpointError(f"{expected} compressed entries")
+        if sum(entry.file_size for entry in entries) > path.stat().st_size:
+            raise CheckpointError(f"{expected} entries that are larger than the file")
+        for entry in entries:
+            if entry.filename.endswith(".pkl"):
+                with archive.open(entry) as opened:
+                    _check_pickle(path, opened)
+
+
+def _check_pickle(path: Path, file: IO[bytes]) -> bool:
+    """Whether there is a whole pickle; `CheckpointError` if it asks for memory that weights never need."""
+    try:
+        for operation, argument, _ in pickletools.genops(file):
+            if operation.name == "GLOBAL" and str(argument).endswith(" bytearray"):
+                raise CheckpointError(f"{path}: expected tensors, got a bytearray, which may have any size")
+    except (ValueError, UnicodeDecodeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        return False
+    return True
 
 
 def raw_blocks(path: Path) -> Iterator[bytes]:

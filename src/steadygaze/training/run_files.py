@@ -36,7 +36,7 @@ from steadygaze.modules.base import Start
 from steadygaze.progress import Progress
 from steadygaze.seeding import combined_seed
 from steadygaze.training.recipe import Recipe
-from steadygaze.untrusted import refuse_links
+from steadygaze.untrusted import check_torch_file, refuse_links
 
 
 @contextmanager
@@ -105,7 +105,10 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
 
 def load_state(path: Path) -> dict[str, Any]:
     try:
+        check_torch_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
     except Exception as error:  # torch raises many kinds for files that are not checkpoints
         reason = _first_line(error)
         if isinstance(error, pickle.UnpicklingError):  # torch's own message advises to run the file's code
