@@ -118,7 +118,7 @@ def test_label_names_map_integers_to_the_classes_of_the_model(tmp_path):
     (tmp_path / "synsets.txt").write_text("n01443537\nn01629819\n")
     stream = opened(named, classes=1000)
     assert "0000.tar: k2: label '2': label 2 is out of range" in reasons(stream)["k2"]
-    with pytest.raises(sg.InputError, match=r"label_names: .* cannot be read: No such file"):
+    with pytest.raises(sg.InputError, match=r"label_names: .*expected a file, got no such file"):
         opened(f"{data}?label_names={tmp_path}/none.txt")
 
 

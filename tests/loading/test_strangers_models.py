@@ -179,3 +179,63 @@ def test_a_special_file_is_not_read(clip, file):
     os.mkfifo(clip / file)
     with pytest.raises(sg.InputError, match="expected a file, got a folder or a special file"):
         sg.load_model(str(clip))
+
+
+def test_an_open_clip_folder_without_weights_is_refused(open_clip_folder):
+    (open_clip_folder / "open_clip_pytorch_model.bin").rename(open_clip_folder.parent / "w.bin")
+    name = f"open_clip:local-dir:{open_clip_folder}"
+    with pytest.raises(CheckpointError, match="has no weights .* would be random"):
+        sg.load_model(name)
+    assert sg.load_model(name, open_clip_folder.parent / "w.bin").size == (16, 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "vision"),
+    [({"layers": 10**6}, {}), ({}, {"layers": 10**6}), ({}, {"image_size": 10**7}), ({"width": 8192}, {}),
+     ({}, {"width": 9600}), ({}, {"timm_model_name": "vit_giant_patch14_224", "timm_pool": "token"}),
+     ("text", {}), ({"tokenizer_kwargs": 3}, {})],
+    ids=str,
+)  # fmt: skip
+def test_sizes_of_an_open_clip_folder_are_compared_with_its_weights(open_clip_folder, text, vision):
+    describe(open_clip_folder, text, vision)
+    with pytest.raises(CheckpointError, match=r"expected|elements, the weights have"):
+        sg.load_model(f"open_clip:local-dir:{open_clip_folder}")
+
+
+@pytest.mark.parametrize("weights", ["folder", "file"])
+def test_a_hostile_pickle_of_open_clip_is_refused_in_words(open_clip_folder, tmp_path, weights):
+    file = open_clip_folder / "open_clip_pytorch_model.bin" if weights == "folder" else tmp_path / "w.bin"
+    torch.save({"a": Path("x")}, file)
+    name = f"local-dir:{open_clip_folder}" if weights == "folder" else f"ViT-B-32@{file}"
+    with pytest.raises(CheckpointError):
+        sg.load_model(f"open_clip:{name}")
+
+
+def test_a_folder_does_not_contact_the_hub(open_clip_folder, clip, monkeypatch):
+    import socket
+
+    def forbidden(*_, **__):
+        raise AssertionError("a folder names a model of the hub, and it was contacted")
+
+    monkeypatch.setattr(socket, "getaddrinfo", forbidden)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    describe(open_clip_folder, {"hf_model_name": "owner/name", "hf_proj_type": "linear"})
+    with pytest.raises(CheckpointError, match="cannot be read as the files of a model"):
+        sg.load_model(f"open_clip:local-dir:{open_clip_folder}")
+    (clip / "vocab.txt").unlink()
+    assert sg.load_model(str(clip)).tokenizer is None
+
+
+@pytest.mark.parametrize("size", [{"height": 20_000, "width": 20_000}, {"shortest_edge": 20_000}])
+def test_the_size_of_images_is_bounded(clip, size):
+    write(clip / "preprocessor_config.json", size=size, crop_size={"height": 16, "width": 16})
+    with pytest.raises(CheckpointError, match="expected images of at most 4096 pixels a side"):
+        sg.load_model(str(clip))
+
+
+def test_class_names_are_read_from_regular_files_of_bounded_depth(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "deep.json").write_text("[" * 10**6)
+    for name in (tmp_path / "pipe.txt", "/dev/zero", tmp_path / "deep.json"):
+        with pytest.raises(sg.InputError, match="expected a file of class names"):
+            sg.load_model("embedded", class_names=name)

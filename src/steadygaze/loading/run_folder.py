@@ -61,6 +61,8 @@ class _Schema(BaseModel):
         expected = self.num_classes if self.segments is None else self.segments
         if self.classes is not None and len(self.classes) != expected:
             raise ValueError(f"classes: expected {expected} names, got {len(self.classes)}")
+        if max(self.size) / self.crop > 2 * MAX_SIDE:
+            raise ValueError(f"crop: images would be resized to {max(self.size) / self.crop:,.0f} pixels")
         return self
 
 

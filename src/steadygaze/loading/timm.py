@@ -96,13 +96,14 @@ def constructor_arguments(name: str) -> frozenset[str]:
 
 
 def check_model_size(
-    name: str, num_classes: int, arguments: Mapping[str, Any], weights: Weights, origin: str
+    name: str, num_classes: int | None, arguments: Mapping[str, Any], weights: Weights, origin: str
 ) -> None:
     """`CheckpointError` if the model is much larger than the file: checked before its memory is allocated."""
     if name.startswith(HUB_PREFIXES) or not is_timm_name(name):
         return
     try:
-        model = _meta_model(name, num_classes=num_classes, **arguments)
+        classes = {} if num_classes is None else {"num_classes": num_classes}
+        model = _meta_model(name, **classes, **arguments)
     except Exception as error:  # of constructors that were given odd values
         raise CheckpointError(
             f"{origin}: {name} cannot be built with {dict(arguments)} ({type(error).__name__}: {error})"

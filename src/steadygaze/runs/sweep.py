@@ -41,7 +41,7 @@ from steadygaze.training.loop import train
 from steadygaze.training.recipe import Recipe
 from steadygaze.training.run_files import TrainingStoppedError, holds_run
 from steadygaze.training.sweep import Cell, Sweep
-from steadygaze.untrusted import damaged_files
+from steadygaze.untrusted import damaged_files, read_text
 
 STRESS, MEASURED = "stress", "measured.json"
 
@@ -95,7 +95,7 @@ class SweepRun:
         if not holds_run(self.folder, self.recipe.settings):
             return False
         try:
-            content = json.loads((self.folder / MEASURED).read_text(encoding="utf-8"))
+            content = json.loads(read_text(self.folder / MEASURED))
         except (OSError, ValueError, RecursionError):
             return False
         if content != self.measure:

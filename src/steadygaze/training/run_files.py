@@ -36,7 +36,7 @@ from steadygaze.modules.base import Start
 from steadygaze.progress import Progress
 from steadygaze.seeding import combined_seed
 from steadygaze.training.recipe import Recipe
-from steadygaze.untrusted import check_torch_file, refuse_links
+from steadygaze.untrusted import check_torch_file, read_text, refuse_links
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def holds_run(folder: Path, settings: Mapping[str, Any]) -> bool:
     if not path.exists():
         return False
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        before = json.loads(read_text(path))["settings"]
         if not isinstance(before, dict):
             raise ValueError("its settings are not a table")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -171,7 +171,7 @@ def holds_run(folder: Path, settings: Mapping[str, Any]) -> bool:
 def read_module_start(folder: Path) -> Start | None:
     """How the new modules of the run in this folder began; None if there is no run yet."""
     try:
-        content = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        content = json.loads(read_text(folder / SETTINGS))
     except (OSError, ValueError, RecursionError):  # `prepare_folder` reports what is wrong with it
         return None
     start = content.get("module_start") if isinstance(content, dict) else None
