@@ -196,12 +196,17 @@ def _check_pickle(path: Path, file: IO[bytes]) -> bool:
     return True
 
 
+def unpacked_limit(path: Path, least: int = MIB) -> int:
+    """Bytes that a compressed file may unpack to: more than `MAX_RATIO` times its size is a bomb."""
+    return max(least, MAX_RATIO * path.stat().st_size)
+
+
 def raw_blocks(path: Path) -> Iterator[bytes]:
     """Read the lines of a row file, plain or compressed, many at a time, without an unfinished last one."""
     packed = path.suffix == ".gz"
     limit = MAX_UNPACKED
     if packed:
-        limit = min(limit, max(MIB, MAX_RATIO * path.stat().st_size))
+        limit = min(limit, unpacked_limit(path))
     total, rest = 0, b""
     try:
         with gzip.open(path, "rb") if packed else path.open("rb") as file:
