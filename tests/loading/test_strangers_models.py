@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import steadygaze as sg
 from steadygaze.errors import CheckpointError
@@ -239,3 +240,16 @@ def test_class_names_are_read_from_regular_files_of_bounded_depth(tmp_path):
     for name in (tmp_path / "pipe.txt", "/dev/zero", tmp_path / "deep.json"):
         with pytest.raises(sg.InputError, match="expected a file of class names"):
             sg.load_model("embedded", class_names=name)
+
+
+@pytest.mark.parametrize(("model", "library"), [("hf-hub:owner/name", "timm"), ("owner/name", "transformers")])
+def test_a_description_in_a_file_does_not_contact_the_hub(tmp_path, monkeypatch, model, library):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("the hub was contacted"))
+    description = {"model": model, "library": library, "num_classes": 2, "classes": None, "size": [16, 16]}
+    description |= {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop": 1.0}
+    metadata = {"steadygaze": json.dumps(description)}
+    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors", metadata)
+    (tmp_path / "train.json").write_text("{}")
+    with pytest.raises(CheckpointError):
+        sg.load_model(str(tmp_path))

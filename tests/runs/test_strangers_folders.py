@@ -15,6 +15,7 @@ from helpers.runs import Page, made_up
 from steadygaze import untrusted as json_files
 from steadygaze.report.pages import write_report
 from steadygaze.runs.compare import compare
+from steadygaze.runs.export import export_rows
 from steadygaze.runs.loop import Run
 from steadygaze.runs.rows import Rows, key_of, row_key
 from steadygaze.runs.samples import save_image, write_index
@@ -229,3 +230,23 @@ def test_the_same_images_are_those_of_equal_contents(tmp_path):
     path.write_text(path.read_text().replace("c0ffee", "decaf", 1))
     with pytest.raises(sg.InputError, match="not the same image"):
         compare([before], [after], repeats=10)
+
+
+@pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1", "-1+1", "@x"])
+def test_tables_hold_no_formula(tmp_path, name):
+    folder = stored(tmp_path / "run", model=name)
+    write_report([folder])
+    table = (folder / "table.csv").read_text()
+    assert f"'{name}" in table and f",{name}" not in table and f"\n{name}" not in table
+    export_rows(Rows.read(folder), tmp_path / "rows.csv")
+    assert f"'{name}" in (tmp_path / "rows.csv").read_text()
+
+
+def test_a_unit_is_no_link(tmp_path):
+    folder = stored(tmp_path / "run")
+    run = json.loads((folder / "run.json").read_text())
+    unit = "[x](javascript:alert(1))"
+    run["settings"]["quantities"] = [{"name": "top1", "unit": unit, "accuracy": True}]
+    (folder / "run.json").write_text(json.dumps(run))
+    write_report([folder])
+    assert not re.search(r"(?<!\\)\]\(", (folder / "table.md").read_text())

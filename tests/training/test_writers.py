@@ -21,7 +21,7 @@ from steadygaze.files import FileLock, lock_folder
 from steadygaze.methods.diffmask import read_file
 from steadygaze.training.diffmask import Trainer
 from steadygaze.training.explainers import ExplainerRequest, ExplainerRun
-from steadygaze.training.run_files import Log, TrainingStoppedError, write_file
+from steadygaze.training.run_files import Log, TrainingStoppedError, prepare_folder, write_file
 
 HOLD = """
 import sys
@@ -205,3 +205,14 @@ def test_a_log_that_is_removed_is_noticed_at_the_next_row(tmp_path):
     (tmp_path / "log.csv").unlink()
     with pytest.raises(TrainingStoppedError, match="was removed while the run was writing it"):
         log.add({"step": 1, "loss": 0.5})
+
+
+def test_a_run_is_not_resumed_from_another_initial_checkpoint(tmp_path):
+    file, out = tmp_path / "w.pt", tmp_path / "out"
+    file.write_bytes(b"a")
+    out.mkdir()
+    for _ in range(2):
+        prepare_folder(out, {"seed": 0}, {}, "zero", str(file))
+    file.write_bytes(b"b")
+    with pytest.raises(sg.InputError, match="began with other weights: .*w.pt has changed"):
+        prepare_folder(out, {"seed": 0}, {}, "zero", str(file))

@@ -241,8 +241,8 @@ def hub(name: str, local: bool = False) -> Iterator[None]:
 
     before = constants.HF_HUB_OFFLINE
     proxied = any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
-    online = not local and (proxied or _resolves(urlsplit(constants.ENDPOINT).hostname))
-    constants.HF_HUB_OFFLINE = before or not online
+    online = not (local or before) and (proxied or _resolves(urlsplit(constants.ENDPOINT).hostname))
+    constants.HF_HUB_OFFLINE = not online
     try:
         yield
     except SteadygazeError:

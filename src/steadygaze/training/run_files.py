@@ -15,6 +15,7 @@ numbers follow from numbers such as (seed, step), so that a resumed run draws wh
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -136,16 +137,43 @@ def make_folder(folder: Path) -> None:
 
 
 def prepare_folder(
-    folder: Path, settings: Mapping[str, Any], about: Mapping[str, Any], module_start: Start
+    folder: Path,
+    settings: Mapping[str, Any],
+    about: Mapping[str, Any],
+    module_start: Start,
+    checkpoint: str | None = None,
 ) -> None:
     """Begin a run in a folder that this process has locked, or check that the run in it has the same
-    settings."""
+    settings.
+
+    Args:
+        checkpoint: File of the initial weights, whose content is recorded.
+    """
+    digest = file_hash(Path(checkpoint)) if checkpoint is not None and Path(checkpoint).is_file() else None
     for leftover in folder.glob(".*.part"):  # of a write that was killed
         with suppress(OSError):
             leftover.unlink()
-    if not holds_run(folder, settings):
-        content = {"settings": settings, "module_start": module_start, "about": about}
+    if holds_run(folder, settings):
+        before = json.loads(read_text(folder / SETTINGS)).get("checkpoint_sha256")
+        if digest is not None and before is not None and before != digest:
+            raise InputError(
+                f"{folder} holds a run that began with other weights: {checkpoint} has changed since. Restore "
+                "the file to resume the run, or use another output folder."
+            )
+    else:
+        content = {
+            "settings": settings,
+            "module_start": module_start,
+            "checkpoint_sha256": digest,
+            "about": about,
+        }
         write_file(folder / SETTINGS, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def file_hash(path: Path) -> str:
+    """sha256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def holds_run(folder: Path, settings: Mapping[str, Any]) -> bool:
