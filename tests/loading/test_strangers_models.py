@@ -253,3 +253,10 @@ def test_a_description_in_a_file_does_not_contact_the_hub(tmp_path, monkeypatch,
     (tmp_path / "train.json").write_text("{}")
     with pytest.raises(CheckpointError):
         sg.load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("changes", [{"return_dict": False}, {"_attn_implementation": "flex_attention"}], ids=str)
+def test_outputs_and_attention_that_are_not_supported_are_refused_in_words(clip, changes):
+    write(clip / "config.json", **changes)
+    with pytest.raises(CheckpointError, match=r"config\.json: expected"):
+        sg.load_model(str(clip))

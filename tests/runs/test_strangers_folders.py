@@ -18,7 +18,7 @@ from steadygaze.runs.compare import compare
 from steadygaze.runs.export import export_rows
 from steadygaze.runs.loop import Run
 from steadygaze.runs.rows import Rows, key_of, row_key
-from steadygaze.runs.samples import save_image, write_index
+from steadygaze.runs.samples import read_map_samples, save_image, write_index
 from steadygaze.runs.store import Done
 
 HOSTILE = "a|b\n<script>alert(1)</script> `x` [/red] *y*"
@@ -250,3 +250,32 @@ def test_a_unit_is_no_link(tmp_path):
     (folder / "run.json").write_text(json.dumps(run))
     write_report([folder])
     assert not re.search(r"(?<!\\)\]\(", (folder / "table.md").read_text())
+
+
+def test_samples_without_values_are_refused_in_words(tmp_path):
+    sample = {"name": "a", "title": "a", "values": [], "files": ["a.jpg", "b.jpg"]}
+    record = {"methods": [["gaze", "logit"]], "metric": "x", "best": [sample], "worst": []}
+    (tmp_path / "samples").mkdir()
+    write_index(tmp_path, record)
+    with pytest.raises(sg.InputError, match="expected 1 values and 2 files of 'a', got 0 and 2"):
+        read_map_samples(tmp_path)
+
+
+def test_a_log_without_epochs_is_refused_in_words():
+    from steadygaze.cli.results import _panel
+
+    with pytest.raises(sg.InputError, match=r"log\.csv: expected numbers in epoch and loss"):
+        _panel("loss", {"run": [{"step": "1", "loss": "2"}]})
+
+
+@pytest.mark.parametrize("shape", ["x", 3, None, {}, {"widths": 3}])
+def test_gates_without_a_shape_are_refused_in_words(tmp_path, monkeypatch, shape):
+    from steadygaze.methods import diffmask
+
+    class File:
+        def read(self, path):
+            return {"shape": shape}, {}
+
+    monkeypatch.setattr(diffmask, "FILE", File())
+    with pytest.raises(sg.InputError, match="description of the gates cannot be used"):
+        diffmask.read_file(tmp_path / "gates.safetensors")

@@ -53,6 +53,10 @@ def build_transformers_model(name: str, options: ModelOptions) -> LoadedModel:
         kernel = getattr(config, "_attn_implementation", None)
         if not options.trust_remote_code and isinstance(kernel, str) and "/" in kernel:
             raise needs_code(name, f"its config requires the compiled code of {kernel}")
+        if kernel == "flex_attention":
+            raise CheckpointError(f"{name}: config.json: expected attention eager or sdpa, got {kernel}")
+        if getattr(config, "return_dict", True) is False:
+            raise CheckpointError(f"{name}: config.json: expected return_dict true, got false")
         auto, kind = _auto_class(config)
         _check_sizes(config, auto, name, trust)
         if weights is None:
