@@ -54,7 +54,8 @@ def inside(folder: Path, name: str | Path, *also: Path) -> Path:
         raise InputError(f"{path} cannot be read ({error})") from error
     if not within:
         raise InputError(
-            f"{path} leads out of its folder: only files of the folder are used. Copy the file into the folder "
+            f"{path} leads out of its folder: only files of the folder are used. Copy the "
+            "file into the folder "
             "if it belongs there."
         )
     if not resolved.is_file():
@@ -77,7 +78,8 @@ def refuse_links(folder: Path) -> None:
             target = os.path.realpath(entry.path)
             if not Path(target).is_relative_to(folder.resolve()):
                 raise InputError(
-                    f"{entry.path} is a link to {target}, out of its folder: a run writes into its folder only. "
+                    f"{entry.path} is a link to {target}, out of its folder: a run writes into its "
+                    "folder only. "
                     "Replace the link by what it names, or choose another output folder."
                 )
 

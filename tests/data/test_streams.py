@@ -381,5 +381,5 @@ def test_a_parquet_file_that_unpacks_to_much_more_than_its_size_is_not_read(tmp_
     table = pa.table({"image": [{"bytes": bytes(100 * 2**20), "path": None}], "label": [0]})
     write_table(table, folder / "test.parquet", compression="zstd")
     assert (folder / "test.parquet").stat().st_size < 100_000
-    with pytest.raises(sg.InputError, match="and unpacks to .* for one column of one row group"):
+    with pytest.raises(sg.InputError, match=r"and unpacks to .* for one column of one row group"):
         listed(f"hf:{folder}")

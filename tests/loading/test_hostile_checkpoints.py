@@ -69,7 +69,9 @@ def test_entries_that_share_their_bytes(tmp_path, read):
 @pytest.mark.parametrize("new", [True, False])
 def test_what_torch_writes_is_read(tmp_path, new):
     weights = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(3, dtype=torch.long)}
-    torch.save({"state_dict": weights, "epoch": 10**12}, tmp_path / "w.pt", _use_new_zipfile_serialization=new)
+    torch.save(
+        {"state_dict": weights, "epoch": 10**12}, tmp_path / "w.pt", _use_new_zipfile_serialization=new
+    )
     assert torch.equal(read_weights(tmp_path / "w.pt")["a"], weights["a"])
     assert load_state(tmp_path / "w.pt")["epoch"] == 10**12
 

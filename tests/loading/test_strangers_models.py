@@ -1,4 +1,4 @@
-"""Model folders from strangers: no code, no other files, no network, and no more memory than their weights."""
+"""Model folders from strangers: no code, no other files, no network, and bounded memory."""
 
 import io
 import json
@@ -185,7 +185,7 @@ def test_a_special_file_is_not_read(clip, file):
 def test_an_open_clip_folder_without_weights_is_refused(open_clip_folder):
     (open_clip_folder / "open_clip_pytorch_model.bin").rename(open_clip_folder.parent / "w.bin")
     name = f"open_clip:local-dir:{open_clip_folder}"
-    with pytest.raises(CheckpointError, match="has no weights .* would be random"):
+    with pytest.raises(CheckpointError, match=r"has no weights .* would be random"):
         sg.load_model(name)
     assert sg.load_model(name, open_clip_folder.parent / "w.bin").size == (16, 16)
 
@@ -242,7 +242,9 @@ def test_class_names_are_read_from_regular_files_of_bounded_depth(tmp_path):
             sg.load_model("embedded", class_names=name)
 
 
-@pytest.mark.parametrize(("model", "library"), [("hf-hub:owner/name", "timm"), ("owner/name", "transformers")])
+@pytest.mark.parametrize(
+    ("model", "library"), [("hf-hub:owner/name", "timm"), ("owner/name", "transformers")]
+)
 def test_a_description_in_a_file_does_not_contact_the_hub(tmp_path, monkeypatch, model, library):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("the hub was contacted"))
@@ -255,7 +257,9 @@ def test_a_description_in_a_file_does_not_contact_the_hub(tmp_path, monkeypatch,
         sg.load_model(str(tmp_path))
 
 
-@pytest.mark.parametrize("changes", [{"return_dict": False}, {"_attn_implementation": "flex_attention"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"return_dict": False}, {"_attn_implementation": "flex_attention"}], ids=str
+)
 def test_outputs_and_attention_that_are_not_supported_are_refused_in_words(clip, changes):
     write(clip / "config.json", **changes)
     with pytest.raises(CheckpointError, match=r"config\.json: expected"):

@@ -102,7 +102,9 @@ def test_the_lock_of_a_killed_writer_is_free(folder: Path, writer: subprocess.Po
     assert [row["image"] for row in Rows.read(folder)] == ["a"]
 
 
-@pytest.mark.parametrize("name", ["rows-00000.jsonl", ".lock", "samples", "run.json", "maps/maps-0.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["rows-00000.jsonl", ".lock", "samples", "run.json", "maps/maps-0.safetensors"]
+)
 def test_a_run_does_not_write_through_a_link(tmp_path: Path, name: str) -> None:
     out, outside = tmp_path / "out", tmp_path / "outside"
     if name == "samples":
@@ -111,7 +113,7 @@ def test_a_run_does_not_write_through_a_link(tmp_path: Path, name: str) -> None:
         outside.write_bytes(b"a line\nand another without its end")
     (out / name).parent.mkdir(parents=True)
     (out / name).symlink_to(outside)
-    with pytest.raises(sg.InputError, match="is a link to .*, out of its folder"):
+    with pytest.raises(sg.InputError, match=r"is a link to .*, out of its folder"):
         Run(out, SETTINGS, {}, task="verify").__enter__()
     assert sorted(out.rglob("*")) == sorted({out / name, *((out / "maps",) if "/" in name else ())})
     assert name == "samples" or outside.read_bytes().endswith(b"without its end")

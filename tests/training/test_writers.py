@@ -184,7 +184,7 @@ def test_training_does_not_write_through_a_link(data, tmp_path, name):
     out, outside = tmp_path / "out", tmp_path / "outside"
     out.mkdir()
     (out / name).symlink_to(outside)
-    with pytest.raises(sg.InputError, match="is a link to .*, out of its folder"):
+    with pytest.raises(sg.InputError, match=r"is a link to .*, out of its folder"):
         sg.train(recipe(data, epochs=1), out, device="cpu")
     assert not outside.exists()
 
@@ -196,7 +196,7 @@ def test_a_full_disk_is_named_as_such(tmp_path):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().write(data)
 
-    with pytest.raises(TrainingStoppedError, match="state.pt could not be written .*No space left"):
+    with pytest.raises(TrainingStoppedError, match=r"state\.pt could not be written .*No space left"):
         write_file(tmp_path / "state.pt", lambda _: torch.save({"a": torch.zeros(10**6)}, Full()))
 
 
@@ -214,5 +214,5 @@ def test_a_run_is_not_resumed_from_another_initial_checkpoint(tmp_path):
     for _ in range(2):
         prepare_folder(out, {"seed": 0}, {}, "zero", str(file))
     file.write_bytes(b"b")
-    with pytest.raises(sg.InputError, match="began with other weights: .*w.pt has changed"):
+    with pytest.raises(sg.InputError, match=r"began with other weights: .*w\.pt has changed"):
         prepare_folder(out, {"seed": 0}, {}, "zero", str(file))

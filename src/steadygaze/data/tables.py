@@ -195,7 +195,8 @@ def _check_parquet(folder: Path) -> dict[str, int]:
         largest = max((column.total_uncompressed_size for column in columns), default=0)
         if largest > min(limit, MAX_COLUMN):
             raise InputError(
-                f"data: {file} has {file.stat().st_size:,} bytes and unpacks to {largest:,} for one column of "
+                f"data: {file} has {file.stat().st_size:,} bytes and unpacks to {largest:,} for "
+                "one column of "
                 "one row group. If it is yours, write it with smaller row groups."
             )
     others = any(next(folder.rglob(f"*{suffix}"), None) for suffix in (".arrow", ".csv", ".json", ".jsonl"))

@@ -249,7 +249,8 @@ def refuse_pipes(spec: StreamSpec, key: str) -> None:
     """`InputError` if data that a file names would run a command; key: of the recipe, for the error."""
     if spec.kind == "wds" and any(url.lstrip().startswith(PIPE) for url in _expand(spec.location)):
         raise InputError(
-            f"{key}: {spec} would run a shell command, which a recipe may not. Give pipe: on the command line "
+            f"{key}: {spec} would run a shell command, which a recipe may not. Give pipe: on "
+            "the command line "
             "of explain, verify or stress, or download the shards."
         )
 
@@ -298,7 +299,8 @@ class _BoundedInfo(tarfile.TarInfo):
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in EXTENSIONS and self.size > MAX_HEADER:
-            raise tarfile.InvalidHeaderError(f"a header of {self.size:,} bytes")  # type: ignore[attr-defined]
+            reason = f"a header of {self.size:,} bytes"
+            raise tarfile.InvalidHeaderError(reason)  # type: ignore[attr-defined]
         return super()._proc_member(tar)  # type: ignore[misc]
 
 
@@ -337,8 +339,8 @@ class Archive:
                 raise DamagedShardError(f"{info.name} ends after the end of the archive: truncated")
             if self.limit is not None and end > self.limit:
                 raise DamagedShardError(
-                    f"it unpacks to more than {self.limit // MIB} MiB, which images never do. If it is yours, "
-                    "unpack it"
+                    f"it unpacks to more than {self.limit // MIB} MiB, which images never do. If it "
+                    "is yours, unpack it"
                 )
             if info.isreg() and not info.issparse():
                 yield Member(info, self)

@@ -108,7 +108,9 @@ def _check_config(config: dict[str, Any], name: str, *, trust_remote_code: bool)
     """`CheckpointError` for keys that lead to code or other files, and for sizes out of range."""
     arguments = config["text_cfg"].get("tokenizer_kwargs", {})
     if not isinstance(arguments, dict):
-        raise CheckpointError(f"{name}: {CONFIG}: expected a table as tokenizer_kwargs, got {arguments!r:.80}")
+        raise CheckpointError(
+            f"{name}: {CONFIG}: expected a table as tokenizer_kwargs, got {arguments!r:.80}"
+        )
     if arguments.get("trust_remote_code") and not trust_remote_code:
         raise needs_code(name, "its tokenizer brings its own Python code")
     unknown = sorted(set(arguments) - {*TOKENIZER_KEYS, "trust_remote_code"})
@@ -139,17 +141,21 @@ def _check_weights(folder: Path, name: str, *, needed: bool) -> None:
         if not needed:
             return
         raise CheckpointError(
-            f"{folder} has no weights ({', '.join(WEIGHT_SUFFIXES)}): its model would be random. Complete the "
+            f"{folder} has no weights ({', '.join(WEIGHT_SUFFIXES)}): its model would be "
+            "random. Complete the "
             "folder, or give a checkpoint.",
             option="checkpoint",
         )
     check_checkpoint(found)
     available = Path(found).stat().st_size
-    model = open_clip.create_model(LOCAL + str(folder), load_weights=False, pretrained_text=False, device="meta")
+    model = open_clip.create_model(
+        LOCAL + str(folder), load_weights=False, pretrained_text=False, device="meta"
+    )
     elements = sum(tensor.numel() for tensor in model.state_dict().values())
     if elements > 2 * available + SPARE_ELEMENTS:
         raise CheckpointError(
-            f"{name}: {CONFIG} describes a model of {elements:,} elements, the weights have {available:,} bytes"
+            f"{name}: {CONFIG} describes a model of {elements:,} elements, the weights have "
+            f"{available:,} bytes"
         )
 
 

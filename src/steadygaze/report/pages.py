@@ -641,7 +641,11 @@ def markdown(table: SweepTable, command: str = "") -> str:
     lines = [f"| {' | '.join(head)} |", f"| --- |{' ---: |' * (len(head) - 1)}"]
     for row, cell in enumerate(cells):
         numbers = [table.of(title)[row] for title in titles]
-        values = [markdown_text(cell.cell), str(cell.seeds), *(markdown_text(number_text(n)) for n in numbers)]
+        values = [
+            markdown_text(cell.cell),
+            str(cell.seeds),
+            *(markdown_text(number_text(n)) for n in numbers),
+        ]
         lines.append(f"| {' | '.join(values)} |")
     images = plural(cells[0].images, "image")
     notes = [f"{INTERVALS} {images}. table.csv has the differences to the first row."]

@@ -119,7 +119,8 @@ def read_map_samples(run: Path) -> VerifySamples | None:
     for sample in (*samples.best, *samples.worst):
         if len(sample.values) != count or len(sample.files) != count + 1:
             raise InputError(
-                f"{run / FOLDER / INDEX}: expected {count} values and {count + 1} files of {sample.name[:80]!r}, "
+                f"{run / FOLDER / INDEX}: expected {count} values and {count + 1} files of "
+                f"{sample.name[:80]!r}, "
                 f"got {len(sample.values)} and {len(sample.files)}"
             )
     return samples

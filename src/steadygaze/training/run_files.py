@@ -157,7 +157,8 @@ def prepare_folder(
         before = json.loads(read_text(folder / SETTINGS)).get("checkpoint_sha256")
         if digest is not None and before is not None and before != digest:
             raise InputError(
-                f"{folder} holds a run that began with other weights: {checkpoint} has changed since. Restore "
+                f"{folder} holds a run that began with other weights: {checkpoint} has changed "
+                "since. Restore "
                 "the file to resume the run, or use another output folder."
             )
     else:
@@ -256,7 +257,8 @@ class Log:
         try:
             if not os.fstat(self.file.fileno()).st_nlink:
                 raise TrainingStoppedError(
-                    f"{self.path} was removed while the run was writing it. Run the same command again to start "
+                    f"{self.path} was removed while the run was writing it. Run the same command "
+                    "again to start "
                     "over."
                 )
             self.writer.writerow({k: f"{v:.9g}" if isinstance(v, float) else v for k, v in row.items()})
