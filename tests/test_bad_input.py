@@ -366,3 +366,15 @@ def test_images_and_class_names_for_display() -> None:
     image = Image.new("RGB", (12, 12))
     assert maps.with_images(image)._repr_html_() == maps.with_images([image])._repr_html_()
     refuse(sg.InputError, "expected 5 class names, got 1", maps.with_images, [image], ["ant"])
+
+
+@pytest.mark.parametrize("kind", ["sparse", "nested", "vmap"])
+def test_tensors_of_other_kinds_are_refused_in_words(kind: str) -> None:
+    model, images = sg.load_model("embedded"), torch.zeros(2, 3, 32, 32)
+    with pytest.raises(sg.InputError, match="expected images as a"):
+        if kind == "vmap":
+            torch.vmap(lambda x: sg.explain(model, x, 0, "ixg").scores)(images[:, None])
+        elif kind == "sparse":
+            sg.explain(model, images.to_sparse(), 0, "ixg")
+        else:
+            sg.explain(model, torch.nested.nested_tensor(list(images)), 0, "ixg")

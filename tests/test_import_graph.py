@@ -59,7 +59,7 @@ NO_MODEL_CODE = (  # transforms and lists of classes; optimizers, schedules and 
     "torchvision.io",
     "transformers.AutoProcessor",
     "transformers.AutoTokenizer",
-    "transformers.AutoProcessor",
+    "transformers.dynamic_module_utils",
     "open_clip.tokenizer",
 )
 

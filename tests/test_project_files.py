@@ -84,3 +84,13 @@ def test_the_changelog_has_the_version() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## (\S+)", changelog, flags=re.MULTILINE)
     assert headings[0] == sg.__version__
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned_and_keep_no_credentials(path: Path) -> None:
+    steps = [step for job in read(path)["jobs"].values() for step in job.get("steps", [])]
+    for step in steps:
+        if "uses" in step:
+            assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", step["uses"]), step
+        if step.get("uses", "").startswith("actions/checkout@"):
+            assert step["with"]["persist-credentials"] is False

@@ -9,7 +9,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -25,6 +25,9 @@ except ImportError:  # Windows has no such lock; everything else is the same
 
 LOCK = ".lock"  # the file whose lock stands for its whole folder
 LOCK_TRIES, LOCK_WAIT = 3, 0.05  # seconds between two tries
+PART = ".part"  # end of the name of a file that is being written
+LEFTOVER_SECONDS = 5.0  # between the creation of such a file and its lock
+UNLOCKABLE_SECONDS = 24 * 3600.0  # the same where locks are unknown
 CLAIM_SECONDS = 10.0  # that the owner of a claim has to write its file
 _NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
@@ -117,10 +120,13 @@ def _claim_and_rename(new: Path, path: Path) -> bool:
 
 def _write_beside(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> Path:
     """Write the content to a new file in the folder of `path` and flush it to the disk."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".part")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=PART)
     new = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
+            if fcntl is not None:  # what is not locked was left by a process that was killed
+                with suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if callable(content):
                 content(file)
             else:
@@ -132,6 +138,15 @@ def _write_beside(path: Path, content: bytes | str | Callable[[BinaryIO], object
         new.unlink(missing_ok=True)
         raise
     return new
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files that killed processes left in a folder; those of living ones are locked."""
+    for part in folder.glob(f".*{PART}"):
+        with suppress(OSError):
+            age = time.time() - part.lstat().st_mtime
+            if age > (LEFTOVER_SECONDS if is_locked(part) is False else UNLOCKABLE_SECONDS):
+                part.unlink()
 
 
 _OPEN: weakref.WeakSet[FileLock] = weakref.WeakSet()
@@ -162,7 +177,8 @@ class FileLock:
         self.path = path
         self.file = -1
         try:
-            self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            follow = getattr(os, "O_NOFOLLOW", 0)  # a link may lead out of the folder
+            self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | follow, 0o644)
         except OSError as error:
             raise RowsNotWrittenError(f"{path} cannot be written ({error.strerror})") from error
         if fcntl is not None:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import pickletools
+import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import IO, Annotated, Any, BinaryIO, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from steadygaze.errors import InputError, SteadygazeError
+from steadygaze.errors import CheckpointError, InputError, SteadygazeError
 
 MIB = 2**20
 MAX_FILE = 64 * MIB  # run.json, samples.json, a sample image
@@ -28,8 +31,11 @@ MAX_UNPACKED = 1024 * MIB  # rows of one .jsonl.gz
 MAX_RATIO = 100  # of unpacked to packed size; rows reach about 30
 
 
-def inside(folder: Path, name: str | Path) -> Path:
+def inside(folder: Path, name: str | Path, *also: Path) -> Path:
     """Return the path of a regular file in a folder; paths and links that lead out of it are refused.
+
+    Args:
+        also: Other folders that a link may lead to.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -38,7 +44,8 @@ def inside(folder: Path, name: str | Path) -> Path:
     path = folder / name
     try:
         resolved = path.resolve(strict=True)
-        within = resolved.is_relative_to(folder.resolve(strict=True))
+        places = (folder.resolve(strict=True), *(other.resolve() for other in also))
+        within = any(resolved.is_relative_to(place) for place in places)
     except FileNotFoundError as error:
         if path.is_symlink():
             raise InputError(f"{path} is a link to a file that does not exist") from error
@@ -47,17 +54,39 @@ def inside(folder: Path, name: str | Path) -> Path:
         raise InputError(f"{path} cannot be read ({error})") from error
     if not within:
         raise InputError(
-            f"{path} leads out of its run folder: reports read files of the folder only. Copy the file into "
-            "the folder if it belongs to the run."
+            f"{path} leads out of its folder: only files of the folder are used. Copy the "
+            "file into the folder "
+            "if it belongs there."
         )
     if not resolved.is_file():
         raise InputError(f"{path}: expected a file, got a folder or a special file")
     return path
 
 
-def read_bounded(folder: Path, name: str | Path) -> bytes:
-    """Read a file of a folder, of at most `MAX_FILE` bytes; errors as for `inside`."""
-    path = inside(folder, name)
+def refuse_links(folder: Path) -> None:
+    """`InputError` if anything below a folder is a link out of it; call it before writing into the folder."""
+    waiting = [folder]
+    while waiting:
+        try:
+            entries = list(os.scandir(waiting.pop()))
+        except OSError:  # what cannot be listed is reported by whoever writes to it
+            continue
+        waiting += [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for entry in entries:
+            if not entry.is_symlink():
+                continue
+            target = os.path.realpath(entry.path)
+            if not Path(target).is_relative_to(folder.resolve()):
+                raise InputError(
+                    f"{entry.path} is a link to {target}, out of its folder: a run writes into its "
+                    "folder only. "
+                    "Replace the link by what it names, or choose another output folder."
+                )
+
+
+def read_bounded(folder: Path, name: str | Path, *also: Path) -> bytes:
+    """Read a file of a folder, of at most `MAX_FILE` bytes; arguments and errors as for `inside`."""
+    path = inside(folder, name, *also)
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE + 1)
@@ -68,10 +97,10 @@ def read_bounded(folder: Path, name: str | Path) -> bytes:
     return content
 
 
-def read_json(folder: Path, name: str | Path, advice: str = "") -> Any:
+def read_json(folder: Path, name: str | Path, advice: str = "", also: Sequence[Path] = ()) -> Any:
     """Read a JSON file of a folder; what is wrong with it is an `InputError` that ends with the advice."""
     try:
-        return parse_json(read_bounded(folder, name))
+        return parse_json(read_bounded(folder, name, *also))
     except ValueError as error:
         if isinstance(error, InputError):
             raise
@@ -97,12 +126,89 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
+def read_text(path: str | Path, option: str | None = None) -> str:
+    """Read a text file that a user or a recipe names: a regular file of at most `MAX_FILE` bytes, in UTF-8.
+
+    Raises:
+        InputError: The file is missing, too large, not text, or a device or a pipe, which may never end.
+    """
+    path = Path(path)
+    try:
+        if not path.is_file():
+            reason = "a folder or a special file" if path.exists() else "no such file"
+            raise InputError(f"{path}: expected a file, got {reason}", option=option)
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE + 1)
+        if len(content) > MAX_FILE:
+            raise InputError(f"{path}: expected at most {MAX_FILE // MIB} MiB, got more", option=option)
+        return content.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise InputError(f"{str(path)[:300]} cannot be read: {reason}", option=option) from error
+
+
+def check_torch_file(path: Path) -> None:
+    """`CheckpointError` for a file that `torch.load` would take much more memory for than its size.
+
+    torch.save stores every tensor once, without compression, and `weights_only` allows `bytearray(10**10)`.
+    What is wrong with the file in other ways is left to torch.
+    """
+    with path.open("rb") as file:
+        packed = file.read(4) == b"PK\x03\x04"  # as torch tells the two formats apart
+        file.seek(0)
+        if packed:
+            _check_archive(path, file)
+        else:
+            for _ in range(PICKLES):
+                if not _check_pickle(path, file):
+                    break
+
+
+ZIP_END = 22  # bytes of the last record of an archive without a comment
+PICKLES = 5  # before the data of a file in the format of torch 1.5 and older
+
+
+def _check_archive(path: Path, file: BinaryIO) -> None:
+    expected = f"{path}: expected a file as torch.save writes it, got"
+    file.seek(-min(ZIP_END, path.stat().st_size), os.SEEK_END)
+    if not file.read().startswith(b"PK\x05\x06"):  # readers would search for the directory, each its own way
+        raise CheckpointError(f"{expected} an archive with something after its end")
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise CheckpointError(f"{expected} compressed entries")
+        if sum(entry.file_size for entry in entries) > path.stat().st_size:
+            raise CheckpointError(f"{expected} entries that are larger than the file")
+        for entry in entries:
+            if entry.filename.endswith(".pkl"):
+                with archive.open(entry) as opened:
+                    _check_pickle(path, opened)
+
+
+def _check_pickle(path: Path, file: IO[bytes]) -> bool:
+    """Whether there is a whole pickle; `CheckpointError` if it asks for memory that weights never need."""
+    try:
+        for operation, argument, _ in pickletools.genops(file):
+            if operation.name == "GLOBAL" and str(argument).endswith(" bytearray"):
+                raise CheckpointError(f"{path}: expected tensors, got a bytearray, which may have any size")
+    except (ValueError, UnicodeDecodeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        return False
+    return True
+
+
+def unpacked_limit(path: Path, least: int = MIB) -> int:
+    """Bytes that a compressed file may unpack to: more than `MAX_RATIO` times its size is a bomb."""
+    return max(least, MAX_RATIO * path.stat().st_size)
+
+
 def raw_blocks(path: Path) -> Iterator[bytes]:
     """Read the lines of a row file, plain or compressed, many at a time, without an unfinished last one."""
     packed = path.suffix == ".gz"
     limit = MAX_UNPACKED
     if packed:
-        limit = min(limit, max(MIB, MAX_RATIO * path.stat().st_size))
+        limit = min(limit, unpacked_limit(path))
     total, rest = 0, b""
     try:
         with gzip.open(path, "rb") if packed else path.open("rb") as file:

@@ -2,16 +2,18 @@
 
 import builtins
 import gzip
+import tarfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 import steadygaze as sg
 from helpers.shards import parquet, png, samples, shards, write_tar
-from steadygaze.data.folders import ClassLookup
+from steadygaze.data.folders import ClassLookup, Item, Unlabeled
 from steadygaze.data.images import read_image
-from steadygaze.data.stream_spec import StreamSpec, parse_data
+from steadygaze.data.stream_spec import ImageBytes, StreamSpec, parse_data
 from steadygaze.data.streams import ImageStream, open_stream, read_ahead
 
 
@@ -118,7 +120,7 @@ def test_label_names_map_integers_to_the_classes_of_the_model(tmp_path):
     (tmp_path / "synsets.txt").write_text("n01443537\nn01629819\n")
     stream = opened(named, classes=1000)
     assert "0000.tar: k2: label '2': label 2 is out of range" in reasons(stream)["k2"]
-    with pytest.raises(sg.InputError, match=r"label_names: .* cannot be read: No such file"):
+    with pytest.raises(sg.InputError, match=r"label_names: .*expected a file, got no such file"):
         opened(f"{data}?label_names={tmp_path}/none.txt")
 
 
@@ -317,3 +319,67 @@ def test_reading_ahead_keeps_order_errors_and_its_distance():
     while any(thread.name == "steadygaze-read-ahead" for thread in threading.enumerate()):
         assert time.monotonic() < deadline + 120
         time.sleep(0.01)
+
+
+def listed(data: str) -> tuple[list, list[str]]:
+    stream = open_stream(StreamSpec.parse(data), Unlabeled())
+    return list(stream), stream.damaged
+
+
+def test_an_archive_that_unpacks_to_much_more_than_its_size_is_not_read(tmp_path):
+    blank = bytes(20 * 2**20)
+    members = [member for n in range(4) for member in ((f"k{n}.png", blank), (f"k{n}.cls", b"0"))]
+    file = write_tar(tmp_path / "a.tar.gz", members, "w:gz")
+    assert file.stat().st_size < 200_000
+    items, damaged = listed(f"wds:{file}")
+    assert len(items) == 3 and "it unpacks to more than 64 MiB" in damaged[0]
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+@pytest.mark.parametrize("layout", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_long_name_is_bounded(tmp_path, mode, layout):
+    file = tmp_path / "a.tar.gz"
+    with tarfile.open(file, mode, format=layout) as tar:
+        tar.addfile(tarfile.TarInfo("a" * 10 * 2**20 + ".png"))
+    items, damaged = listed(f"wds:{file}")
+    assert not items and "cannot be read further" in damaged[0]
+
+
+def test_the_members_of_one_sample_are_bounded_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("steadygaze.data.tar_shards.MAX_BYTES", 3000)
+    members = [("k.png", bytes(2000)), ("k.jpg", bytes(2000)), ("k.cls", b"0"), ("l.png", bytes(2000))]
+    items, _ = listed(f"wds:{write_tar(tmp_path / 'a.tar.gz', members, 'w:gz')}?image=jpg|png")
+    assert [item.name for item in items] == ["k", "l"]
+    monkeypatch.setattr("steadygaze.data.tar_shards.MAX_BYTES", 1000)
+    items, _ = listed(f"wds:{tmp_path}/a.tar.gz")
+    assert all("is too large" in item.encoded.reason for item in items)
+
+
+def test_reading_ahead_is_bounded_in_bytes(monkeypatch):
+    monkeypatch.setattr("steadygaze.data.streams.MAX_AHEAD", 10)
+    made = []
+
+    def items():
+        for number in range(20):
+            made.append(number)
+            yield Item(str(number), Path(), None, encoded=ImageBytes("x", bytes(4)))
+
+    ahead = read_ahead(items())
+    assert next(ahead).name == "0"
+    time.sleep(0.3)
+    assert len(made) <= 5
+    assert [item.name for item in ahead] == [str(number) for number in range(1, 20)]
+
+
+def test_a_parquet_file_that_unpacks_to_much_more_than_its_size_is_not_read(tmp_path):
+    pytest.importorskip("datasets")
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    folder = parquet(tmp_path / "set", "test.parquet", range(2))
+    assert len(listed(f"hf:{folder}")[0]) == 2
+    table = pa.table({"image": [{"bytes": bytes(100 * 2**20), "path": None}], "label": [0]})
+    write_table(table, folder / "test.parquet", compression="zstd")
+    assert (folder / "test.parquet").stat().st_size < 100_000
+    with pytest.raises(sg.InputError, match=r"and unpacks to .* for one column of one row group"):
+        listed(f"hf:{folder}")

@@ -15,9 +15,10 @@ from helpers.runs import Page, made_up
 from steadygaze import untrusted as json_files
 from steadygaze.report.pages import write_report
 from steadygaze.runs.compare import compare
+from steadygaze.runs.export import export_rows
 from steadygaze.runs.loop import Run
 from steadygaze.runs.rows import Rows, key_of, row_key
-from steadygaze.runs.samples import save_image, write_index
+from steadygaze.runs.samples import read_map_samples, save_image, write_index
 from steadygaze.runs.store import Done
 
 HOSTILE = "a|b\n<script>alert(1)</script> `x` [/red] *y*"
@@ -97,7 +98,7 @@ def test_links_that_lead_outside_are_refused(tmp_path, file):
     folder = with_sample(stored(tmp_path / "run"), "image0.jpg")
     outside = shutil.move(folder / file, tmp_path / "outside")
     (folder / file).symlink_to(outside)
-    with pytest.raises(sg.InputError, match="leads out of its run folder"):
+    with pytest.raises(sg.InputError, match="leads out of its folder"):
         write_report([folder])
 
 
@@ -229,3 +230,52 @@ def test_the_same_images_are_those_of_equal_contents(tmp_path):
     path.write_text(path.read_text().replace("c0ffee", "decaf", 1))
     with pytest.raises(sg.InputError, match="not the same image"):
         compare([before], [after], repeats=10)
+
+
+@pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1", "-1+1", "@x"])
+def test_tables_hold_no_formula(tmp_path, name):
+    folder = stored(tmp_path / "run", model=name)
+    write_report([folder])
+    table = (folder / "table.csv").read_text()
+    assert f"'{name}" in table and f",{name}" not in table and f"\n{name}" not in table
+    export_rows(Rows.read(folder), tmp_path / "rows.csv")
+    assert f"'{name}" in (tmp_path / "rows.csv").read_text()
+
+
+def test_a_unit_is_no_link(tmp_path):
+    folder = stored(tmp_path / "run")
+    run = json.loads((folder / "run.json").read_text())
+    unit = "[x](javascript:alert(1))"
+    run["settings"]["quantities"] = [{"name": "top1", "unit": unit, "accuracy": True}]
+    (folder / "run.json").write_text(json.dumps(run))
+    write_report([folder])
+    assert not re.search(r"(?<!\\)\]\(", (folder / "table.md").read_text())
+
+
+def test_samples_without_values_are_refused_in_words(tmp_path):
+    sample = {"name": "a", "title": "a", "values": [], "files": ["a.jpg", "b.jpg"]}
+    record = {"methods": [["gaze", "logit"]], "metric": "x", "best": [sample], "worst": []}
+    (tmp_path / "samples").mkdir()
+    write_index(tmp_path, record)
+    with pytest.raises(sg.InputError, match="expected 1 values and 2 files of 'a', got 0 and 2"):
+        read_map_samples(tmp_path)
+
+
+def test_a_log_without_epochs_is_refused_in_words():
+    from steadygaze.cli.results import _panel
+
+    with pytest.raises(sg.InputError, match=r"log\.csv: expected numbers in epoch and loss"):
+        _panel("loss", {"run": [{"step": "1", "loss": "2"}]})
+
+
+@pytest.mark.parametrize("shape", ["x", 3, None, {}, {"widths": 3}])
+def test_gates_without_a_shape_are_refused_in_words(tmp_path, monkeypatch, shape):
+    from steadygaze.methods import diffmask
+
+    class File:
+        def read(self, path):
+            return {"shape": shape}, {}
+
+    monkeypatch.setattr(diffmask, "FILE", File())
+    with pytest.raises(sg.InputError, match="description of the gates cannot be used"):
+        diffmask.read_file(tmp_path / "gates.safetensors")

@@ -1,14 +1,16 @@
 """Two processes and one run folder: a second writer is refused, only the writer changes its file."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import steadygaze as sg
-from steadygaze.files import lock_folder
+from steadygaze.files import FileLock, lock_folder, remove_leftovers
 from steadygaze.runs.loop import Run
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.store import Store, prepare
@@ -19,7 +21,7 @@ LINE = json.dumps({**ROW, "image": "b", "value": 2.0, "seed": 0}).encode() + b"\
 WRITER = """
 import os, sys
 from pathlib import Path
-from steadygaze.files import lock_folder
+from steadygaze.files import FileLock, lock_folder, remove_leftovers
 from steadygaze.runs.store import Store
 
 folder, line = Path(sys.argv[1]), sys.argv[2].encode() + b"\\n"
@@ -98,3 +100,48 @@ def test_the_lock_of_a_killed_writer_is_free(folder: Path, writer: subprocess.Po
     with Run(folder, SETTINGS, {}, task="verify"):
         assert (folder / "rows-00000.jsonl").read_bytes().endswith(b"\n"), "half a row is removed"
     assert [row["image"] for row in Rows.read(folder)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "name", ["rows-00000.jsonl", ".lock", "samples", "run.json", "maps/maps-0.safetensors"]
+)
+def test_a_run_does_not_write_through_a_link(tmp_path: Path, name: str) -> None:
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    if name == "samples":
+        outside.mkdir()
+    else:
+        outside.write_bytes(b"a line\nand another without its end")
+    (out / name).parent.mkdir(parents=True)
+    (out / name).symlink_to(outside)
+    with pytest.raises(sg.InputError, match=r"is a link to .*, out of its folder"):
+        Run(out, SETTINGS, {}, task="verify").__enter__()
+    assert sorted(out.rglob("*")) == sorted({out / name, *((out / "maps",) if "/" in name else ())})
+    assert name == "samples" or outside.read_bytes().endswith(b"without its end")
+
+
+def test_a_row_file_is_not_opened_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "outside").write_bytes(b"without its end")
+    (tmp_path / "rows-00000.jsonl").symlink_to(tmp_path / "outside")
+    with pytest.raises(sg.RowsNotWrittenError):
+        Store(tmp_path)
+    assert (tmp_path / "outside").read_bytes() == b"without its end"
+
+
+def test_a_folder_that_is_removed_is_noticed_at_the_next_write(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.append([{"image": "a"}])
+        store.path.unlink()
+        with pytest.raises(sg.RowsNotWrittenError, match="was removed while the run was writing it"):
+            store.append([{"image": "b"}])
+
+
+def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    left, young, locked = (tmp_path / f".{name}.png.x.part" for name in ("left", "young", "locked"))
+    for file in (left, young, locked, tmp_path / "image.png"):
+        file.touch()
+    for file in (left, locked):
+        os.utime(file, (0, time.time() - 60))
+    with FileLock(locked):
+        os.utime(locked, (0, time.time() - 60))
+        remove_leftovers(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([young, locked, tmp_path / "image.png"])

@@ -3,10 +3,12 @@
 import gzip
 
 import pytest
+from typer.testing import CliRunner
 
 import steadygaze as sg
 from helpers.shards import write_tar
 from helpers.training import CLASSES, content, image_folder, same, weights
+from steadygaze.cli import app
 from steadygaze.training.recipe import make_recipe
 
 
@@ -53,3 +55,27 @@ def test_shards_that_cannot_be_trained_on(tmp_path):
         sg.train(recipe(f"wds:{file}{names}"), tmp_path / "out", device="cpu")
     with pytest.raises(sg.InputError, match=r"expected a folder or local WebDataset shards"):
         sg.train(recipe("hf:./folder"), tmp_path / "out", device="cpu")
+
+
+PIPES = ["wds:pipe:touch {mark}; cat {tar}", "wds:{tar}::pipe:touch {mark}", "wds:pi{{pe,pe}}:touch {mark}"]
+
+
+@pytest.mark.parametrize("pattern", PIPES)
+@pytest.mark.parametrize("part", ["train", "test", "measure"])
+def test_a_recipe_runs_no_command(tmp_path, part, pattern):
+    folder = image_folder(tmp_path / "folder", each=1)
+    for number, name in enumerate(CLASSES):  # of CIFAR-10
+        (folder / name).rename(folder / str(number))
+    tar = write_tar(tmp_path / "0.tar", [])
+    data = pattern.format(mark=tmp_path / "mark", tar=tar)
+    lines = [f'[model]\nname = "embedded"\n[data]\ntrain = "{data if part == "train" else folder}"']
+    lines += [f'test = "{data}"'] if part == "test" else []
+    lines += [f'[measure]\ndata = "{data}"'] if part == "measure" else []
+    file = tmp_path / "recipe.toml"
+    file.write_text("\n".join(lines))
+    commands = {"train": [["train"], ["train", "--dry-run"], ["sweep", "--set", f"data.test={folder}"]]}
+    commands |= {"test": [["train"], ["train", "--dry-run"], ["sweep"]], "measure": [["sweep"]]}
+    for number, command in enumerate(commands[part]):
+        done = CliRunner().invoke(app, [*command, str(file), "-o", str(tmp_path / f"out{number}")])
+        assert done.exit_code != 0 and not (tmp_path / "mark").exists(), done.output
+        assert "would run a shell command" in " ".join(done.output.split()), done.output

@@ -1,12 +1,16 @@
 """One process writes a training run or a file of gates; a stranger's code runs on request only."""
 
+import errno
+import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -17,6 +21,7 @@ from steadygaze.files import FileLock, lock_folder
 from steadygaze.methods.diffmask import read_file
 from steadygaze.training.diffmask import Trainer
 from steadygaze.training.explainers import ExplainerRequest, ExplainerRun
+from steadygaze.training.run_files import Log, TrainingStoppedError, prepare_folder, write_file
 
 HOLD = """
 import sys
@@ -172,3 +177,42 @@ def test_the_commands_have_the_option(data, strange, tmp_path, command):
     assert not marker.exists()
     allowed = CliRunner().invoke(app, [*words, "--trust-remote-code"])
     assert allowed.exit_code in (0, 1) and marker.exists(), allowed.output
+
+
+@pytest.mark.parametrize("name", ["log.csv", "state.pt", "tensorboard", ".lock"])
+def test_training_does_not_write_through_a_link(data, tmp_path, name):
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    out.mkdir()
+    (out / name).symlink_to(outside)
+    with pytest.raises(sg.InputError, match=r"is a link to .*, out of its folder"):
+        sg.train(recipe(data, epochs=1), out, device="cpu")
+    assert not outside.exists()
+
+
+def test_a_full_disk_is_named_as_such(tmp_path):
+    class Full(io.BytesIO):
+        def write(self, data):
+            if self.tell() > 1000:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(data)
+
+    with pytest.raises(TrainingStoppedError, match=r"state\.pt could not be written .*No space left"):
+        write_file(tmp_path / "state.pt", lambda _: torch.save({"a": torch.zeros(10**6)}, Full()))
+
+
+def test_a_log_that_is_removed_is_noticed_at_the_next_row(tmp_path):
+    log = Log(tmp_path, ["step", "loss"], 0, tensorboard=False)
+    (tmp_path / "log.csv").unlink()
+    with pytest.raises(TrainingStoppedError, match="was removed while the run was writing it"):
+        log.add({"step": 1, "loss": 0.5})
+
+
+def test_a_run_is_not_resumed_from_another_initial_checkpoint(tmp_path):
+    file, out = tmp_path / "w.pt", tmp_path / "out"
+    file.write_bytes(b"a")
+    out.mkdir()
+    for _ in range(2):
+        prepare_folder(out, {"seed": 0}, {}, "zero", str(file))
+    file.write_bytes(b"b")
+    with pytest.raises(sg.InputError, match=r"began with other weights: .*w\.pt has changed"):
+        prepare_folder(out, {"seed": 0}, {}, "zero", str(file))

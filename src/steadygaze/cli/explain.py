@@ -174,6 +174,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
     from rich.markup import escape
 
     from steadygaze.data.streams import list_images
+    from steadygaze.files import remove_leftovers
     from steadygaze.methods.learned import with_files
     from steadygaze.questions.ask import ask
     from steadygaze.questions.text import as_classifier
@@ -213,6 +214,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
         raise InputError(
             f"--out: expected a folder that can be written, got {request.out} ({error.strerror})"
         ) from error
+    remove_leftovers(request.out)
     results = Results(request, loaded)
     explain_files(results, vit, methods, {file: names[file] for file in image_files}, live)
     results.unreadable += damaged

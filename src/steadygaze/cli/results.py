@@ -266,7 +266,12 @@ def _panel(column: str, logs: dict[str, Log]) -> str:
 
     series = []
     for number, (name, rows) in enumerate(logs.items()):
-        points = [(float(row["epoch"]), float(row[column])) for row in rows if row.get(column)]
+        try:
+            points = [(float(row["epoch"]), float(row[column])) for row in rows if row.get(column)]
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{name}: log.csv: expected numbers in epoch and {column}, got {error}"
+            ) from error
         if points:
             series.append(Line(name, [x for x, _ in points], [y for _, y in points], number))
     return lines(LineChart(column, series, "epoch", ""))

@@ -54,6 +54,7 @@ from steadygaze.data.masks import (
     voc_stems,
 )
 from steadygaze.errors import ImageError, InputError
+from steadygaze.untrusted import read_text
 
 IGNORED = 255  # value of pixels that are not counted
 
@@ -204,7 +205,7 @@ def _from_object_masks(root: Path, masks: Path | None) -> SegmentationImages:
 
 def _from_own_classes(root: Path, masks: Path) -> SegmentationImages:
     listing = masks / "classes.txt"
-    names = tuple(filter(None, listing.read_text(encoding="utf-8").split("\n")))
+    names = tuple(filter(None, read_text(listing).split("\n")))
     if not 2 <= len(names) <= IGNORED:
         raise InputError(
             f"{listing}: expected 2 to {IGNORED} class names, one on each line, got {len(names)}"

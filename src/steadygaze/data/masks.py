@@ -26,6 +26,7 @@ from PIL import Image, ImageOps
 from steadygaze.data.folders import ClassLookup, Item, interleave, read_class_folders, read_index
 from steadygaze.data.images import EncodedImage, images_in, opened_image
 from steadygaze.errors import ImageError, InputError, SteadygazeError
+from steadygaze.untrusted import read_text
 
 OBJECT, BORDER = 255, 128
 VOC_CLASSES = (
@@ -153,7 +154,7 @@ def voc_stems(folder: Path, part: str) -> list[str]:
     """Names of the segmented images that Pascal VOC lists for a part; without a list, all with a map."""
     listing = folder / "ImageSets" / "Segmentation" / f"{part}.txt"
     if listing.is_file():
-        return listing.read_text(encoding="utf-8").split()
+        return read_text(listing).split()
     return [path.stem for path in images_in(folder / "SegmentationClass")]
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from steadygaze.data.images import EncodedImage
 from steadygaze.errors import ImageError, InputError, UnknownNameError
+from steadygaze.untrusted import read_text
 
 SHARED = ("image", "label", "mask", "label_names")
 
@@ -75,12 +76,10 @@ class StreamSpec:
         """Names of the integer labels, from the file that the options name."""
         if "label_names" not in self.options:
             return None
-        file = Path(self.options["label_names"])
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not text"
-            raise InputError(f"label_names: {file} cannot be read: {reason}") from error
+            lines = read_text(self.options["label_names"]).splitlines()
+        except InputError as error:
+            raise InputError(f"label_names: {error}") from error
         return tuple(line.strip() for line in lines if line.strip())
 
 

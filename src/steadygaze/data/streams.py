@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from steadygaze.data.folders import ClassLookup, Item, Unlabeled
 from steadygaze.data.images import find_images, names_hash
 from steadygaze.data.masks import Decode, decode_object_mask
-from steadygaze.data.stream_spec import Sample, StreamSpec, Unusable, is_stream
+from steadygaze.data.stream_spec import ImageBytes, Sample, StreamSpec, Unusable, is_stream
 from steadygaze.data.tables import TableRows
 from steadygaze.data.tar_shards import TarShards
 from steadygaze.errors import InputError, SteadygazeError
@@ -29,6 +29,7 @@ T = TypeVar("T")
 LOOKED_AT = 16  # samples at the start: if none of them can be used, the options are wrong
 
 READ_AHEAD = 64  # samples that are read before they are needed
+MAX_AHEAD = 256 * 2**20  # bytes of them
 
 
 class LabelLookup:
@@ -192,12 +193,29 @@ def _unusable(sample: Sample, reason: str, name: str = "") -> Item:
     return Item(name or sample.key, Path(sample.holder), None, encoded=encoded)
 
 
+def _bytes_of(item: Any) -> int:
+    """Bytes of an item's image and mask that are in memory."""
+    parts = (getattr(item, "encoded", None), getattr(item, "mask", None))
+    return sum(len(part.data) for part in parts if isinstance(part, ImageBytes))
+
+
 def read_ahead(items: Iterable[T], size: int = READ_AHEAD) -> Iterator[T]:
-    """The items, read by a thread that is at most `size` of them ahead. It starts with the first `next`."""
+    """The items, read by a thread that is at most `size` of them, or `MAX_AHEAD` bytes, ahead.
+
+    It starts with the first `next`.
+    """
     waiting: queue.Queue[tuple[T | None, BaseException | None] | None] = queue.Queue(size)
     stopped = threading.Event()
+    ahead, held = threading.Condition(), [0]  # bytes of the items that wait
 
     def put(entry: tuple[T | None, BaseException | None] | None) -> bool:
+        size = 0 if entry is None else _bytes_of(entry[0])
+        while not stopped.is_set():
+            with ahead:
+                if held[0] and not ahead.wait_for(lambda: held[0] + size <= MAX_AHEAD or not held[0], 0.2):
+                    continue
+                held[0] += size
+            break
         while not stopped.is_set():
             try:
                 waiting.put(entry, timeout=0.2)
@@ -219,6 +237,9 @@ def read_ahead(items: Iterable[T], size: int = READ_AHEAD) -> Iterator[T]:
     try:
         while (entry := waiting.get()) is not None:
             item, error = entry
+            with ahead:
+                held[0] -= _bytes_of(item)
+                ahead.notify()
             if error is not None:
                 raise error
             yield item  # type: ignore[misc]  # without an error there is an item

@@ -18,9 +18,13 @@ from steadygaze.data.datasets.tree import abbreviated
 from steadygaze.data.images import EncodedImage, first_line
 from steadygaze.data.stream_spec import MAX_BYTES, ImageBytes, Sample, StreamSpec
 from steadygaze.errors import ImageError, InputError, UnknownNameError
+from steadygaze.untrusted import MIB, unpacked_limit
 
 LABELS = ("label", "labels", "cls", "class")  # usual names of the column of labels
 IMAGES = ("image", "img", "jpg", "png", "jpeg", "webp", "image_bytes")
+LEAST_UNPACKED = 64 * MIB  # bytes that a column of any row group may unpack to
+MAX_COLUMN = 4096 * MIB  # the same at most
+ROWS = 8  # of a Parquet file that are in memory at a time
 NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*\.parquet)")  # how files of a split are numbered
 
 
@@ -172,6 +176,33 @@ def _check_numbered_files(spec: StreamSpec, folder: Path) -> None:
         )
 
 
+def _check_parquet(folder: Path) -> dict[str, int]:
+    """`InputError` for a file that unpacks to much more than its size; then options of its reader.
+
+    A value may repeat a dictionary's entry in every row, so that few rows are read at a time.
+    """
+    from pyarrow.parquet import read_metadata
+
+    files = [file for file in folder.rglob("*.parquet") if file.is_file()]
+    for file in files:
+        try:
+            metadata = read_metadata(file)
+            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+            columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+        except Exception:  # a damaged file is named when its rows are read
+            continue
+        limit = unpacked_limit(file, LEAST_UNPACKED)
+        largest = max((column.total_uncompressed_size for column in columns), default=0)
+        if largest > min(limit, MAX_COLUMN):
+            raise InputError(
+                f"data: {file} has {file.stat().st_size:,} bytes and unpacks to {largest:,} for "
+                "one column of "
+                "one row group. If it is yours, write it with smaller row groups."
+            )
+    others = any(next(folder.rglob(f"*{suffix}"), None) for suffix in (".arrow", ".csv", ".json", ".jsonl"))
+    return {"batch_size": ROWS} if files and not others else {}
+
+
 def _load(spec: StreamSpec, folder: Path | None) -> Any:
     """The dataset, streamed: one split, or a dict of all."""
     try:
@@ -184,12 +215,16 @@ def _load(spec: StreamSpec, folder: Path | None) -> Any:
             (folder / name).is_file() for name in ("state.json", "dataset_dict.json")
         ):
             return datasets.load_from_disk(str(folder))
+        reader = {} if folder is None else _check_parquet(folder)
         return datasets.load_dataset(
             spec.location if folder is None else str(folder),
             name=options.get("config"),
             revision=options.get("revision") if folder is None else None,
             streaming=True,
+            **reader,
         )
+    except InputError:
+        raise
     except Exception as error:  # the network, the hub and every file format raise kinds of their own
         raise InputError(f"data: {spec} cannot be opened ({first_line(error)})") from error
 

@@ -25,11 +25,22 @@ from steadygaze.data.datasets.tree import abbreviated
 from steadygaze.data.images import SUFFIXES, first_line, names_hash
 from steadygaze.data.stream_spec import MAX_BYTES, MAX_LABEL, FilePart, ImageBytes, Sample, StreamSpec
 from steadygaze.errors import InputError
+from steadygaze.untrusted import MIB, unpacked_limit
 
+PIPE = "pipe:"  # in front of a shell command, whose output is the archive
 LABEL = "cls"  # the usual extension of class indices
 IMAGES = tuple(suffix.removeprefix(".") for suffix in sorted(SUFFIXES))
 COUNTED_BYTES = 16 * 2**30  # archives of more bytes in total are not counted before a run
 COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
+EXTENSIONS = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+MAX_HEADER = 2**20  # bytes of one of them
+LEAST_UNPACKED = 64 * 2**20  # bytes that any compressed archive may unpack to
 DRAINED = 2**20  # bytes that are read at a time after the end of an archive
 
 
@@ -52,17 +63,17 @@ class Shard:
         parts = urlparse(url)
         if parts.scheme == "file":
             return cls(url, Path(url2pathname(parts.path)))
-        return cls(url, None if url.startswith("pipe:") or "://" in url else Path(url).expanduser())
+        return cls(url, None if url.startswith(PIPE) or "://" in url else Path(url).expanduser())
 
     @property
     def name(self) -> str:
         """The file's name, without the folder or bucket that holds it."""
-        return self.url if self.url.startswith("pipe:") else self.url.rstrip("/").rpartition("/")[2]
+        return self.url if self.url.startswith(PIPE) else self.url.rstrip("/").rpartition("/")[2]
 
     def open(self) -> IO[bytes]:
         if self.path is not None:
             return self.path.open("rb")
-        if self.url.startswith("pipe:"):
+        if self.url.startswith(PIPE):
             from webdataset.gopen import gopen_pipe
 
             return gopen_pipe(self.url, "rb", 2**16)
@@ -153,7 +164,7 @@ class TarShards:
         """The members that belong to samples, as far as they can be read."""
         from webdataset.tariterators import base_plus_ext
 
-        last = ""
+        last, held = "", 0  # bytes of the sample
         try:
             for member in archive.members():
                 key, extension = base_plus_ext(member.info.name)
@@ -161,10 +172,13 @@ class TarShards:
                     continue
                 member.key, member.extension = key, extension.lower()
                 wanted = (*self._images, self._label, self.spec.options.get("mask"))
-                if member.extension in wanted and not archive.seekable and member.info.size <= MAX_BYTES:
-                    member.data = archive.read(member.info)  # it cannot be read later
-                yield member
+                held = 0 if key != last else held
+                if member.extension in wanted and not archive.seekable:
+                    held += member.info.size
+                    if held <= MAX_BYTES:
+                        member.data = archive.read(member.info)  # it cannot be read later
                 last = key
+                yield member
             archive.finish()
         except UNREADABLE as error:
             self._note(shard, error, last)
@@ -201,8 +215,8 @@ class TarShards:
             return Sample(key, shard.url, problem=f"expected {expected}, found {found}")
         label = members.get(self._label)
         mask = members.get(mask_extension) if mask_extension else None
-        large = next((m for m in (image, mask) if m is not None and m.info.size > MAX_BYTES), None)
-        if large is not None or (label is not None and label.info.size > MAX_LABEL):
+        large = next((m for m in (image, mask) if m is not None and not m.fits), None)
+        if large is not None or (label is not None and not label.is_label):
             return Sample(key, shard.url, problem=f"{(large or label).info.name} is too large")  # type: ignore[union-attr]
         return Sample(
             key,
@@ -225,10 +239,20 @@ def _expand(pattern: str) -> list[str]:
         raise InputError(f"data: the pattern {pattern} cannot be expanded ({first_line(error)})") from error
     urls: list[str] = []
     for url in expanded:
-        is_glob = "*" in url and not url.startswith("pipe:") and "://" not in url
+        is_glob = "*" in url and not url.startswith(PIPE) and "://" not in url
         path = Path(url).expanduser()
         urls += sorted(map(str, path.parent.glob(path.name))) if is_glob else [url]
     return urls
+
+
+def refuse_pipes(spec: StreamSpec, key: str) -> None:
+    """`InputError` if data that a file names would run a command; key: of the recipe, for the error."""
+    if spec.kind == "wds" and any(url.lstrip().startswith(PIPE) for url in _expand(spec.location)):
+        raise InputError(
+            f"{key}: {spec} would run a shell command, which a recipe may not. Give pipe: on "
+            "the command line "
+            "of explain, verify or stress, or download the shards."
+        )
 
 
 def _printable(key: str) -> str:
@@ -249,6 +273,15 @@ class Member:
     key: str = ""
     extension: str = ""
 
+    @property
+    def fits(self) -> bool:
+        """Whether it has at most `MAX_BYTES`, with what was read of its sample before."""
+        return self.info.size <= MAX_BYTES and (self.data is not None or self.archive.seekable)
+
+    @property
+    def is_label(self) -> bool:
+        return self.fits and self.info.size <= MAX_LABEL
+
     def text(self) -> str:
         data = self.archive.read(self.info) if self.data is None else self.data
         return data.decode("utf-8", "replace").strip()
@@ -261,14 +294,29 @@ class Member:
         return FilePart(name, shard.path, self.info.offset_data, self.info.size)
 
 
-class Archive:
-    """A tar archive, read from front to back. seekable: members can be read again later."""
+class _BoundedInfo(tarfile.TarInfo):
+    """A header whose extensions, such as a long name, are read up to `MAX_HEADER` bytes."""
 
-    def __init__(self, file: IO[bytes], size: int | None) -> None:
-        self.file, self.size = file, size
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in EXTENSIONS and self.size > MAX_HEADER:
+            reason = f"a header of {self.size:,} bytes"
+            raise tarfile.InvalidHeaderError(reason)  # type: ignore[attr-defined]
+        return super()._proc_member(tar)  # type: ignore[misc]
+
+
+class Archive:
+    """A tar archive, read from front to back.
+
+    Attributes:
+        size: Of an archive that is read by seeking: members can be read again later.
+        limit: Bytes that a compressed one may unpack to; None if its size is not known.
+    """
+
+    def __init__(self, file: IO[bytes], size: int | None, limit: int | None = None) -> None:
+        self.file, self.size, self.limit = file, size, limit
         self.seekable = size is not None
         mode: Literal["r:", "r|*"] = "r:" if self.seekable else "r|*"
-        self.tar = tarfile.open(fileobj=file, mode=mode)  # noqa: SIM115  # closed by `close`
+        self.tar = tarfile.open(fileobj=file, mode=mode, tarinfo=_BoundedInfo)  # noqa: SIM115  # closed by `close`
 
     def finish(self) -> None:
         """After the last member: a command whose exit code is not 0 is an error."""
@@ -289,6 +337,11 @@ class Archive:
             end = info.offset_data + info.size
             if self.size is not None and end > self.size:
                 raise DamagedShardError(f"{info.name} ends after the end of the archive: truncated")
+            if self.limit is not None and end > self.limit:
+                raise DamagedShardError(
+                    f"it unpacks to more than {self.limit // MIB} MiB, which images never do. If it "
+                    "is yours, unpack it"
+                )
             if info.isreg() and not info.issparse():
                 yield Member(info, self)
             self.tar.members = []  # type: ignore[attr-defined]  # it would remember all of them
@@ -300,7 +353,7 @@ class Archive:
         assert fileobj is not None
         try:
             fileobj.seek(self.tar.offset)
-            return tarfile.TarInfo.fromtarfile(self.tar)
+            return _BoundedInfo.fromtarfile(self.tar)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             return None
         except tarfile.HeaderError as error:
@@ -319,12 +372,15 @@ class Archive:
 def _open(shard: Shard) -> Archive:
     file = shard.open()
     try:
-        size = None  # of an archive that is read by seeking: a local file that is not compressed
+        size = limit = None  # of an archive that is read by seeking: a local file that is not compressed
         if shard.path is not None:
             start = file.read(6)
             file.seek(0)
-            size = None if start.startswith(COMPRESSED) else shard.path.stat().st_size
-        return Archive(file, size)
+            if start.startswith(COMPRESSED):
+                limit = unpacked_limit(shard.path, LEAST_UNPACKED)
+            else:
+                size = shard.path.stat().st_size
+        return Archive(file, size, limit)
     except BaseException:
         file.close()
         raise

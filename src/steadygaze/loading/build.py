@@ -9,12 +9,15 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
+
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import InputError, UnknownNameError, suggestions
+from steadygaze.errors import CheckpointError, InputError, UnknownNameError, suggestions
 from steadygaze.loading.checkpoint import fit, read_weights
 from steadygaze.loading.loaded import LoadedModel, ModelOptions
 from steadygaze.loading.open_clip import PREFIX as OPEN_CLIP_PREFIX
 from steadygaze.loading.open_clip import build_open_clip_model
+from steadygaze.loading.options import MAX_SIDE
 from steadygaze.loading.timm import build_timm_model, is_timm_name, without_prefix
 from steadygaze.loading.torchvision import PREFIX, build_torchvision_model, vit_names
 from steadygaze.loading.transformers import build_transformers_model
@@ -28,6 +31,18 @@ def build_model(name: str, options: ModelOptions) -> LoadedModel:
 
     Only models of timm (and of this package) can be built without weights, with arguments or with a new head.
     """
+    built = _build(name, options)
+    config = built.preprocess.config
+    sides = [*built.preprocess.size, *np.ravel(config.get("resize") or 0).tolist()]
+    if not all(isinstance(side, int) and 0 <= side <= MAX_SIDE for side in sides):
+        raise CheckpointError(
+            f"{name}: expected images of at most {MAX_SIDE} pixels a side, but its configuration states "
+            f"{'x'.join(map(str, sides))[:80]}"
+        )
+    return built
+
+
+def _build(name: str, options: ModelOptions) -> LoadedModel:
     timm_name = without_prefix(name)
     if is_timm_name(timm_name) and not (Path(name) / "config.json").is_file():
         return build_timm_model(timm_name, options)

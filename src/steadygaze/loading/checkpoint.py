@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from steadygaze.data.images import first_line
 from steadygaze.errors import CheckpointError, SteadygazeError
+from steadygaze.untrusted import check_torch_file
 
 Weights = dict[str, Tensor]
 WRAPPERS = (
@@ -49,7 +50,7 @@ def read_weights(path: str | Path) -> Weights:
             f"expected a checkpoint file (.safetensors, .pth, .pt, .bin), got {path}: no such file"
         )
     try:
-        _check_not_compressed(path)
+        check_checkpoint(path)
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
@@ -67,24 +68,29 @@ def read_weights(path: str | Path) -> Weights:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise CheckpointError(f"{path} is not a readable checkpoint ({reason})") from error
     weights = _unwrap(content, path)
+    size = path.stat().st_size
     for name, value in weights.items():
         if not isinstance(name, str):
             raise CheckpointError(f"{path}: expected names of tensors, got {name!r:.80}")
-        if kind := _unusual_kind(value):
+        kind = _unusual_kind(value)
+        if not kind and value.untyped_storage().nbytes() > size:
+            kind = f"larger than the file: {tuple(value.shape)}"
+        if kind:
             raise CheckpointError(
                 f"{path}: expected dense tensors of real numbers, but {name:.200} is {kind}"
             )
     return weights
 
 
-def _check_not_compressed(path: Path) -> None:
-    """torch.save does not compress. A compressed entry may be a thousand times as large in memory."""
-    if path.suffix != ".safetensors" and zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                raise CheckpointError(
-                    f"{path}: expected a file as torch.save writes it, got compressed entries"
-                )
+def check_checkpoint(path: str | Path) -> None:
+    """`CheckpointError` for a torch file that takes much more memory than its size, before it is read."""
+    path = Path(path)
+    if path.suffix == ".safetensors":
+        return  # its header gives every tensor a place of its own in the file
+    try:
+        check_torch_file(path)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path} is not a readable checkpoint ({first_line(error)})") from error
 
 
 def _unusual_kind(value: Tensor) -> str | None:
@@ -218,24 +224,27 @@ def _first(names: list[str]) -> str:
 
 @contextmanager
 def hub(name: str, local: bool = False) -> Iterator[None]:
-    """Turn the hub's errors into `CheckpointError`. Without a network, search the local cache only."""
+    """Turn the hub's errors into `CheckpointError`. Without a network, search the local cache only.
+
+    Args:
+        local: The name is a folder or a file: what it names on the hub is not contacted either.
+    """
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
     proxied = any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
-    constants.HF_HUB_OFFLINE = before or not (
-        local or proxied or _resolves(urlsplit(constants.ENDPOINT).hostname)
-    )
+    online = not (local or before) and (proxied or _resolves(urlsplit(constants.ENDPOINT).hostname))
+    constants.HF_HUB_OFFLINE = not online
     try:
         yield
     except SteadygazeError:
         raise
     except Exception as error:
-        if not local and not isinstance(error, OSError | RuntimeError | ValueError):
+        if not local and not isinstance(error, OSError | RuntimeError | ValueError | pickle.UnpicklingError):
             raise  # no fault of the hub; of a folder, everything is the folder's
         reason = shorten(first_line(error), 200 if local else 120)
         if local:
-            raise CheckpointError(f"{name} cannot be read as a transformers folder ({reason})") from error
+            raise CheckpointError(f"{name} cannot be read as the files of a model ({reason})") from error
         raise CheckpointError(
             f"the weights of {name} are not on this machine and could not be downloaded "
             f"({reason}). Give a local file as checkpoint, or use the model 'embedded'."

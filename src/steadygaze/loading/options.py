@@ -7,7 +7,6 @@ and the model fits into memory, all checked before memory is allocated.
 from __future__ import annotations
 
 import ast
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
@@ -23,6 +22,7 @@ from steadygaze.loading.timm import (
     number_of_elements,
     without_prefix,
 )
+from steadygaze.untrusted import parse_json, read_text
 
 MAX_SIDE = 4096  # of images and patches
 MAX_REPEATS = 1000  # of blocks and stages
@@ -30,6 +30,7 @@ MAX_WIDTH = 65_536  # of layers, and every other integer
 MAX_FLOAT = 1024.0
 REPEATS = ("depth", "layer", "block", "stage")  # in names of arguments that repeat parts of a model
 BYTES = 4  # of an element, in float32
+COPIES = 2  # in training: weights and gradients, at least
 
 
 def check_new_model(name: str, num_classes: int | None, arguments: Mapping[str, Any]) -> None:
@@ -54,11 +55,11 @@ def check_new_model(name: str, num_classes: int | None, arguments: Mapping[str, 
         reason = f"{name} cannot be built with {dict(arguments)} ({type(error).__name__}: {error})"
         raise InputError(f"arguments: {reason}") from error
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**40
-    if elements * BYTES > memory:
+    if elements * BYTES * COPIES > memory:
         raise InputError(
             f"arguments: {name} with {dict(arguments)} has {elements:,} elements, "
-            f"{elements * BYTES / 2**30:,.0f} GB in float32; this machine has {memory / 2**30:,.0f} GB. "
-            "Use a smaller model."
+            f"{elements * BYTES * COPIES / 2**30:,.0f} GB with their gradients in float32; this machine has "
+            f"{memory / 2**30:,.0f} GB. Use a smaller model."
         )
 
 
@@ -93,9 +94,9 @@ def read_class_names(class_names: ClassNames) -> tuple[str, ...]:
         return tuple(str(name) for name in class_names)
     path = Path(class_names)
     try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix == ".json" else text.splitlines()
-    except (OSError, ValueError) as error:
+        text = read_text(path)
+        content = parse_json(text.encode()) if path.suffix == ".json" else text.splitlines()
+    except ValueError as error:
         raise InputError(
             f"{path}: expected a file of class names, one name per line or JSON ({error})",
             option="class_names",

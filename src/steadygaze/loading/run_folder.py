@@ -19,11 +19,12 @@ from torch import nn
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import CheckpointError, InputError
 from steadygaze.loading.build import build_model
-from steadygaze.loading.checkpoint import MAX_CLASSES, Weights, fit
+from steadygaze.loading.checkpoint import MAX_CLASSES, Weights, fit, hub
 from steadygaze.loading.loaded import LoadedModel, ModelOptions
 from steadygaze.loading.options import MAX_SIDE, number_limit, numbers_in
 from steadygaze.loading.timm import build_timm_model, check_model_size, constructor_arguments, is_timm_name
 from steadygaze.modules import segmenter
+from steadygaze.untrusted import inside
 
 METADATA_KEY = "steadygaze"
 
@@ -60,6 +61,8 @@ class _Schema(BaseModel):
         expected = self.num_classes if self.segments is None else self.segments
         if self.classes is not None and len(self.classes) != expected:
             raise ValueError(f"classes: expected {expected} names, got {len(self.classes)}")
+        if max(self.size) / self.crop > 2 * MAX_SIDE:
+            raise ValueError(f"crop: images would be resized to {max(self.size) / self.crop:,.0f} pixels")
         return self
 
 
@@ -125,7 +128,7 @@ def run_weights(name: str) -> Path | None:
         raise CheckpointError(
             f"{folder} is a training run that has not written {WEIGHTS} yet: let it finish an epoch"
         )
-    return folder / WEIGHTS
+    return inside(folder, WEIGHTS)
 
 
 def rebuild(description: Description, options: ModelOptions) -> LoadedModel:
@@ -144,12 +147,13 @@ def rebuild(description: Description, options: ModelOptions) -> LoadedModel:
             if key.startswith(BACKBONE_PREFIX)
         }
     options = replace(options, weights=inner, num_classes=count)
-    if library == "timm":
-        check_arguments(description, inner, origin)
-        check_model_size(name, count, description["arguments"], inner, origin)
-        built = build_timm_model(name, replace(options, arguments=description["arguments"]))
-    else:
-        built = build_model(name, replace(options, fallback=None))
+    with hub(origin, local=True):  # the description may name any repository: only the local cache is searched
+        if library == "timm":
+            check_arguments(description, inner, origin)
+            check_model_size(name, count, description["arguments"], inner, origin)
+            built = build_timm_model(name, replace(options, arguments=description["arguments"]))
+        else:
+            built = build_model(name, replace(options, fallback=None))
     model = built.model
     _check_image_size(model, description["size"], origin)
     class_names = description["classes"]

@@ -7,7 +7,7 @@ transformers gets this setting explicitly: by default it would prompt on standar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from steadygaze.loading.loaded import LoadedModel, ModelOptions
 from steadygaze.loading.options import MAX_REPEATS
 from steadygaze.loading.timm import SPARE_ELEMENTS
 from steadygaze.modules import restore
-from steadygaze.questions.text import is_empty
+from steadygaze.questions.text import is_empty, without_prompts
+from steadygaze.untrusted import MAX_FILE, MIB, inside, read_json
 
 SHOWN = 5  # names of tensors that an error lists
 MAX_SIZE = 1_000_000  # of any integer in a config.json
@@ -42,13 +43,20 @@ def build_transformers_model(name: str, options: ModelOptions) -> LoadedModel:
     except ImportError as error:
         raise InputError("models of transformers need it installed: pip install 'steadygaze[hf]'") from error
     weights, trust = options.weights, {"trust_remote_code": options.trust_remote_code}
-    with hub(name, local=Path(name).is_dir()), _custom_code(name), without_progress_bar():
+    local = Path(name).is_dir()
+    if local:
+        check_folder(Path(name))
+    with hub(name, local=local), custom_code(name), without_progress_bar():
         preprocess = read_preprocess(name, fallback=options.fallback, **trust)
         config = AutoConfig.from_pretrained(name, **trust)
         # an implementation of attention on the hub ("owner/kernel") is compiled code
         kernel = getattr(config, "_attn_implementation", None)
         if not options.trust_remote_code and isinstance(kernel, str) and "/" in kernel:
-            raise _needs_code(name, f"its config requires the compiled code of {kernel}")
+            raise needs_code(name, f"its config requires the compiled code of {kernel}")
+        if kernel == "flex_attention":
+            raise CheckpointError(f"{name}: config.json: expected attention eager or sdpa, got {kernel}")
+        if getattr(config, "return_dict", True) is False:
+            raise CheckpointError(f"{name}: config.json: expected return_dict true, got false")
         auto, kind = _auto_class(config)
         _check_sizes(config, auto, name, trust)
         if weights is None:
@@ -64,7 +72,10 @@ def build_transformers_model(name: str, options: ModelOptions) -> LoadedModel:
             f"the weights of {name} lack {', '.join(missing[:SHOWN])}: it is not a complete {kind}"
         )
     class_names = None if kind in (TEXT_IMAGE, GENERATES) else config_class_names(model)
-    tokenizer = _read_tokenizer(name, kind, trust) if kind in (TEXT_IMAGE, ANSWERS, GENERATES) else None
+    tokenizer = None
+    if kind in (TEXT_IMAGE, ANSWERS, GENERATES):
+        with hub(name, local=local), without_prompts():
+            tokenizer = _read_tokenizer(name, kind, trust)
     return LoadedModel(model, name, preprocess, class_names, source="transformers", tokenizer=tokenizer)
 
 
@@ -137,14 +148,38 @@ def without_progress_bar() -> Iterator[None]:
 
 
 @contextmanager
-def _custom_code(name: str) -> Iterator[None]:
+def custom_code(name: str) -> Iterator[None]:
     """Turn transformers' refusal to execute code of a model into a `CheckpointError`."""
     try:
-        yield
+        with without_prompts():
+            yield
     except ValueError as error:
         if isinstance(error, CheckpointError) or "trust_remote_code" not in str(error):
             raise
-        raise _needs_code(name, "it brings its own Python code") from error
+        raise needs_code(name, "it brings its own Python code") from error
+
+
+def check_folder(folder: Path) -> None:
+    """`InputError` if a file of a model folder is a link out of it, or an index names files outside of it.
+
+    The hub's own cache is such a folder of links: those to its `blobs` are allowed.
+    """
+    blobs = [folder.resolve().parent.parent / "blobs"] if folder.resolve().parent.name == "snapshots" else []
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (*WEIGHT_SUFFIXES, ".json", ".txt", ".model", ".jinja", ".py"):
+            inside(folder, path.name, *blobs)
+        if path.suffix == ".json" and path.stat().st_size > MAX_FILE:
+            raise CheckpointError(f"{path}: expected at most {MAX_FILE // MIB} MiB, got more")
+        if path.name.endswith(".index.json"):
+            index = read_json(folder, path.name, also=blobs)
+            names = index.get("weight_map") if isinstance(index, dict) else None
+            if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+                raise CheckpointError(f"{path}: expected a table weight_map of file names")
+            for name in sorted(set(names.values())):
+                try:
+                    inside(folder, name, *blobs)
+                except FileNotFoundError as error:
+                    raise CheckpointError(f"{path}: {name[:200]} does not exist") from error
 
 
 def _check_sizes(config: Any, auto: Any, name: str, options: dict[str, Any]) -> None:
@@ -152,13 +187,7 @@ def _check_sizes(config: Any, auto: Any, name: str, options: dict[str, Any]) -> 
     folder = Path(name)
     if not folder.is_dir():
         return
-    for key, value in _numbers(config.to_dict()):
-        limit = MAX_REPEATS if any(word in key for word in ("layers", "depth")) else MAX_SIZE
-        sizes = value if isinstance(value, list | tuple) else [value]
-        if any(isinstance(size, int) and size > limit for size in sizes):
-            raise CheckpointError(
-                f"{name}: config.json: expected {key} of at most {limit:,}, got {value!r:.80}"
-            )
+    check_numbers(_numbers(config.to_dict()), f"{name}: config.json")
     try:
         with torch.device("meta"):
             model = auto.from_config(config, **options)
@@ -176,6 +205,15 @@ def _check_sizes(config: Any, auto: Any, name: str, options: dict[str, Any]) -> 
         )
 
 
+def check_numbers(settings: Iterable[tuple[str, Any]], where: str) -> None:
+    """`CheckpointError` for an integer that is out of range for any model; where: the file, for the error."""
+    for key, value in settings:
+        limit = MAX_REPEATS if any(word in key for word in ("layers", "depth")) else MAX_SIZE
+        sizes = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(size, int) and size > limit for size in sizes):
+            raise CheckpointError(f"{where}: expected {key} of at most {limit:,}, got {value!r:.80}")
+
+
 def _numbers(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Keys and values of a config, with those of its towers."""
     for key, value in settings.items():
@@ -185,7 +223,7 @@ def _numbers(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _needs_code(name: str, reason: str) -> CheckpointError:
+def needs_code(name: str, reason: str) -> CheckpointError:
     return CheckpointError(
         f"{name} would execute code that is part of the model: {reason}. If you trust its author, load it "
         "with trust_remote_code=True",

@@ -33,7 +33,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from steadygaze.errors import MethodUnavailableError, UnknownNameError
+from steadygaze.errors import InputError, MethodUnavailableError, UnknownNameError
 from steadygaze.methods.learned import FileKind, changed_at, hidden_states, on_grid, take_prefix, with_prefix
 from steadygaze.methods.registry import register_method
 from steadygaze.trace.query import Query
@@ -205,10 +205,14 @@ def write(
 def read_file(path: str | Path) -> tuple[DiffMask, dict[str, Any], dict[str, Tensor]]:
     """(gates, facts, the trainer's state) from a file that `write` wrote. No code in it is executed."""
     facts, tensors = FILE.read(path)
-    shape = facts.pop("shape")
-    shape |= {"widths": tuple(shape["widths"]), "concrete": HardConcrete(**shape["concrete"])}
-    mask = DiffMask(Shape(**shape))
-    mask.load_state_dict(take_prefix("mask.", tensors))
+    try:
+        shape = dict(facts.pop("shape"))
+        shape |= {"widths": tuple(shape["widths"]), "concrete": HardConcrete(**shape["concrete"])}
+        mask = DiffMask(Shape(**shape))
+        mask.load_state_dict(take_prefix("mask.", tensors))
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise InputError(f"{path}: its description of the gates cannot be used ({reason})") from error
     return mask.eval().requires_grad_(False), facts, tensors
 
 

@@ -48,7 +48,7 @@ from steadygaze.target import (
 from steadygaze.trace import PLAIN, Forward, Query, Rules, Trace, Want, forward
 from steadygaze.trace.completeness import Shares, position_tokens
 from steadygaze.vit.adapt import adapt
-from steadygaze.vit.clean_forward import CleanForward
+from steadygaze.vit.clean_forward import CleanForward, check_plain
 from steadygaze.vit.contexts import constant_weights, evaluation_mode, without_autocast
 from steadygaze.vit.image_range import display_pixels, range_note
 from steadygaze.vit.view import ViT
@@ -132,6 +132,7 @@ def explain(
         >>> explain(loaded, torch.zeros(1, 3, 32, 32), target="cat").scores.shape
         torch.Size([1, 8, 8])
     """
+    check_plain(images)
     regions = each_region(target, images)
     if regions is not None:
         parts: list[Any] = [

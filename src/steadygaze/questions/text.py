@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -63,12 +64,33 @@ def find_tokenizer(model: Any, tokenizer: Any = None, name: str = "") -> Any:
     return _load(origin)
 
 
+@contextmanager
+def without_prompts() -> Iterator[None]:
+    """Keep transformers from asking on standard input whether to execute code: it raises ValueError instead.
+
+    It hands `trust_remote_code` on to some parts of a model only, and asks about the others for as many
+    seconds as its own constant says.
+    """
+    try:
+        from transformers import dynamic_module_utils
+    except ImportError:  # it is not installed: open_clip needs it for some models only
+        yield
+        return
+    before = dynamic_module_utils.TIME_OUT_REMOTE_CODE
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
+    try:
+        yield
+    finally:
+        dynamic_module_utils.TIME_OUT_REMOTE_CODE = before
+
+
 @lru_cache(maxsize=8)
 def _load(name: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        with without_prompts():
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         reason = "it has no vocabulary" if is_empty(tokenizer) else ""
     except Exception as error:  # whatever transformers and the hub raise
         reason = first_line(error)
@@ -96,7 +118,8 @@ def find_processor(model: Any, processor: Any = None, name: str = "") -> Any:
         from transformers import AutoProcessor
 
         try:
-            processor = AutoProcessor.from_pretrained(origin, trust_remote_code=False)
+            with without_prompts():
+                processor = AutoProcessor.from_pretrained(origin, trust_remote_code=False)
             if hasattr(processor, "tokenizer") and hasattr(processor, "image_processor"):
                 return processor
             reason = f"{origin} has no processor of both images and text"

@@ -43,7 +43,7 @@ from steadygaze.runs.samples import (
 from steadygaze.runs.settings import FADED, BarChart, LineChart
 from steadygaze.runs.settings import Figure as Chart
 from steadygaze.runs.settings import Line as ChartLine
-from steadygaze.runs.statistics import INTERVALS, Cell, markdown_text, plural, small_sample_note
+from steadygaze.runs.statistics import INTERVALS, Cell, csv_text, markdown_text, plural, small_sample_note
 from steadygaze.runs.sweep import SweepNumber, SweepTable
 from steadygaze.untrusted import check_complete, damaged_files
 
@@ -158,7 +158,7 @@ def records_csv(records: Iterable[dict[str, Any]]) -> str:
     writer = csv.DictWriter(text, list(listed[0]), lineterminator="\n")
     writer.writeheader()
     for record in listed:
-        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in record.items()})
+        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else csv_text(v) for k, v in record.items()})
     return text.getvalue()
 
 
@@ -603,7 +603,7 @@ def _markdown(card: Card) -> str:
         cells = [
             markdown_text(label),
             markdown_text(f"{metric} {unit}"),
-            number.text(spread=False),
+            markdown_text(number.text(spread=False)),
             limits,
             str(number.images),
             markdown_text(number.note),
@@ -637,12 +637,16 @@ def markdown(table: SweepTable, command: str = "") -> str:
     lines = [f"| {' | '.join(head)} |", f"| --- |{' ---: |' * (len(head) - 1)}"]
     for row, cell in enumerate(cells):
         numbers = [table.of(title)[row] for title in titles]
-        values = [markdown_text(cell.cell), str(cell.seeds), *map(number_text, numbers)]
+        values = [
+            markdown_text(cell.cell),
+            str(cell.seeds),
+            *(markdown_text(number_text(n)) for n in numbers),
+        ]
         lines.append(f"| {' | '.join(values)} |")
     images = plural(cells[0].images, "image")
     notes = [f"{INTERVALS} {images}. table.csv has the differences to the first row."]
     if table.missing:
-        notes.append(f"Not finished: {'; '.join(table.missing)}.")
+        notes.append(f"Not finished: {markdown_text('; '.join(table.missing))}.")
     if command:
         notes.append(f"`{command}`")
     return "\n".join([*lines, "", "\n\n".join(notes), ""])

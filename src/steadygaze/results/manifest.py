@@ -23,6 +23,7 @@ from torch import Tensor
 
 from steadygaze.files import write_atomic
 from steadygaze.target import NOUNS, PRESENT, Outputs, Task, predictions
+from steadygaze.untrusted import read_text
 
 MANIFEST = "manifest.json"
 PREDICTIONS = 3  # most probable classes that are listed for each image
@@ -64,10 +65,10 @@ def write_manifest(
 def listed_overlays(folder: str | Path, name: str = MANIFEST) -> set[str]:
     """Names of the overlays that the manifest of `folder` lists; empty without a manifest of this package."""
     try:
-        content = json.loads((Path(folder) / name).read_text(encoding="utf-8"))
+        content = json.loads(read_text(Path(folder) / name))
         overlays = [image["overlays"] for image in content["images"]]
         names = [name for by_method in overlays for files in by_method.values() for name in files]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return set()
     return {name for name in names if isinstance(name, str) and _is_overlay_name(name)}
 

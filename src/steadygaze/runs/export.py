@@ -25,6 +25,7 @@ from steadygaze.errors import InputError, RowsNotWrittenError
 from steadygaze.files import write_atomic
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.rows import TEXTS
+from steadygaze.runs.statistics import csv_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -173,6 +174,8 @@ def _write_csv(rows: Rows, file: BinaryIO, on_progress: OnProgress) -> None:
     for part in _parts(rows, on_progress):
         frame = rows.frame(part)
         frame["detail"] = ["" if detail is None else json.dumps(detail) for detail in frame["detail"]]
+        texts = frame.columns[[name in TEXTS or name == "versions" for name in frame.columns]]
+        frame[texts] = frame[texts].map(csv_text)
         file.write(frame.to_csv(index=False, header=header, lineterminator="\n").encode())
         header = False
 

@@ -24,6 +24,7 @@ from steadygaze.runs.statistics import (
     Cell,
     ImageTable,
     bootstrap,
+    csv_text,
     difference,
     interval,
     markdown_text,
@@ -404,7 +405,8 @@ class Table:
 
     def csv(self) -> str:
         """The same as CSV text, with four decimals."""
-        return self.to_pandas().to_csv(index=False, float_format="%.4f", na_rep="nan", lineterminator="\n")
+        frame = self.to_pandas().map(csv_text)
+        return frame.to_csv(index=False, float_format="%.4f", na_rep="nan", lineterminator="\n")
 
     def markdown(self) -> str:
         """A Markdown table for each section: value [low, high], best in bold."""

@@ -114,7 +114,16 @@ def read_map_samples(run: Path) -> VerifySamples | None:
     record = read_index(run)
     if record is None or "methods" not in record:
         return None
-    return read_record(VerifySamples, record, str(run / FOLDER / INDEX))
+    samples = read_record(VerifySamples, record, str(run / FOLDER / INDEX))
+    count = len(samples.methods)
+    for sample in (*samples.best, *samples.worst):
+        if len(sample.values) != count or len(sample.files) != count + 1:
+            raise InputError(
+                f"{run / FOLDER / INDEX}: expected {count} values and {count + 1} files of "
+                f"{sample.name[:80]!r}, "
+                f"got {len(sample.values)} and {len(sample.files)}"
+            )
+    return samples
 
 
 def store_map_samples(

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -304,10 +304,20 @@ def plural(count: int, noun: str, plural_noun: str = "") -> str:
     return f"{count} {noun if count == 1 else plural_noun or noun + 's'}"
 
 
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # first characters of what spreadsheets compute
 INTERVALS = (
     "95 % intervals: Wilson's for accuracies, bootstrap (±) for other numbers; none where all images have "
     "the same value"
 )
+
+
+def csv_text(value: Any) -> Any:
+    """A value as a cell of a CSV file: a text that a spreadsheet would compute gets an apostrophe in front.
+
+    >>> csv_text("=HYPERLINK(1)"), csv_text("cat"), csv_text(-1)
+    ("'=HYPERLINK(1)", 'cat', -1)
+    """
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value
 
 
 def markdown_text(text: str) -> str:

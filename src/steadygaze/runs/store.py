@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from steadygaze.errors import InputError, RowsNotWrittenError
-from steadygaze.files import FileLock, write_atomic, write_new
+from steadygaze.files import FileLock, remove_leftovers, write_atomic, write_new
 from steadygaze.runs.rows import (
     KEY_COLUMNS,
     Columns,
@@ -32,6 +32,7 @@ from steadygaze.runs.rows import (
     run_tables,
 )
 from steadygaze.runs.shards import WHOLE, Shard
+from steadygaze.untrusted import refuse_links
 
 
 def make_folder(folder: Path) -> None:
@@ -42,6 +43,8 @@ def make_folder(folder: Path) -> None:
         raise RowsNotWrittenError(
             f"the folder {folder} cannot be created ({error.strerror}): choose another output folder"
         ) from error
+    refuse_links(folder)
+    remove_leftovers(folder)
 
 
 def prepare(folder: Path, settings: dict[str, Any], about: dict[str, Any]) -> None:
@@ -128,7 +131,13 @@ class Store:
         was.
         """
         data = b"".join(map(row_line, rows))
-        before = os.fstat(self._file).st_size
+        status = os.fstat(self._file)
+        before = status.st_size
+        if not status.st_nlink:
+            raise RowsNotWrittenError(
+                f"{self.path} was removed while the run was writing it. Run the same command again to start "
+                "over."
+            )
         try:
             rest = memoryview(data)
             while rest:

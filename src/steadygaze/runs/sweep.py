@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from steadygaze.data.stream_spec import StreamSpec
+from steadygaze.data.tar_shards import refuse_pipes
 from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.files import write_atomic
 from steadygaze.progress import OnProgress, Progress, ignore_progress
@@ -39,7 +41,7 @@ from steadygaze.training.loop import train
 from steadygaze.training.recipe import Recipe
 from steadygaze.training.run_files import TrainingStoppedError, holds_run
 from steadygaze.training.sweep import Cell, Sweep
-from steadygaze.untrusted import damaged_files
+from steadygaze.untrusted import damaged_files, read_text
 
 STRESS, MEASURED = "stress", "measured.json"
 
@@ -93,7 +95,7 @@ class SweepRun:
         if not holds_run(self.folder, self.recipe.settings):
             return False
         try:
-            content = json.loads((self.folder / MEASURED).read_text(encoding="utf-8"))
+            content = json.loads(read_text(self.folder / MEASURED))
         except (OSError, ValueError, RecursionError):
             return False
         if content != self.measure:
@@ -123,6 +125,8 @@ def plan_runs(sweep: Sweep, out: Path) -> list[SweepRun]:
             if not recipe.data.train:
                 raise InputError("data.train: expected a folder of images. Add --set data.train=FOLDER.")
             run = SweepRun(cell, recipe, out / cell.folder / f"seed{recipe.seed}")
+            if isinstance(run.request.data, StreamSpec):
+                refuse_pipes(run.request.data, "measure.data")
             suites = parse_suites(run.request.suites, run.request.options)
             if run.request.data is None and not all(suite.own_images for suite in suites):
                 raise InputError(

@@ -446,7 +446,7 @@ class TrainingRun:
             make_folder(self.out)
             self.lock = lock_folder(self.out)
             about = {"command": recipe.command, "versions": versions()}
-            prepare_folder(self.out, recipe.settings, about, self.built.module_start)
+            prepare_folder(self.out, recipe.settings, about, self.built.module_start, recipe.model.checkpoint)
         self.accelerator.wait_for_everyone()
         self._resume()
         if not is_main:

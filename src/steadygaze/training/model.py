@@ -30,7 +30,7 @@ from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import ModelOptions
 from steadygaze.loading.options import check_new_model
 from steadygaze.loading.run_folder import read_description
-from steadygaze.loading.timm import is_timm_name
+from steadygaze.loading.timm import check_model_size, is_timm_name
 from steadygaze.modules.base import Start, describe
 from steadygaze.modules.segmenter import Decoder, Segmenter, segmenter
 from steadygaze.progress import OnProgress
@@ -235,6 +235,8 @@ def _created_model(recipe: Recipe, folders: tuple[str, ...] | None) -> _InitialM
     try:
         if o.arguments and is_timm_name(o.name):
             check_new_model(o.name, count, o.arguments)
+            if weights is not None:
+                check_model_size(o.name, count, o.arguments, weights, o.checkpoint or "")
         options = ModelOptions(
             weights=weights,
             origin=o.checkpoint or "",

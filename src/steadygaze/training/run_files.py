@@ -15,8 +15,10 @@ numbers follow from numbers such as (seed, step), so that a resumed run draws wh
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
+import os
 import pickle
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +38,7 @@ from steadygaze.modules.base import Start
 from steadygaze.progress import Progress
 from steadygaze.seeding import combined_seed
 from steadygaze.training.recipe import Recipe
+from steadygaze.untrusted import check_torch_file, read_text, refuse_links
 
 
 @contextmanager
@@ -83,9 +86,11 @@ def write_file(path: Path, content: bytes | str | Callable[[BinaryIO], object]) 
     try:
         write_atomic(path, content)
     except (OSError, RuntimeError, ValueError) as error:  # torch reports a full disk in its own ways
+        system = error.__context__ if isinstance(error.__context__, OSError) else error
+        reason = getattr(system, "strerror", None) or first_line(system)
         kept = f"; the previous one is untouched: {path}" if path.exists() else ""
         raise TrainingStoppedError(
-            f"{path.name} could not be written to {path.parent} ({first_line(error)}){kept}. "
+            f"{path.name} could not be written to {path.parent} ({reason}){kept}. "
             "Free some space, then resume."
         ) from error
 
@@ -97,7 +102,10 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
 
 def load_state(path: Path) -> dict[str, Any]:
     try:
+        check_torch_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
     except Exception as error:  # torch raises many kinds for files that are not checkpoints
         reason = first_line(error)
         if isinstance(error, pickle.UnpicklingError):  # torch's own message advises to run the file's code
@@ -121,18 +129,47 @@ def make_folder(folder: Path) -> None:
         raise InputError(
             f"the folder {folder} cannot be created ({error.strerror}): choose another output folder"
         ) from error
+    refuse_links(folder)
 
 
 def prepare_folder(
-    folder: Path, settings: Mapping[str, Any], about: Mapping[str, Any], module_start: Start
+    folder: Path,
+    settings: Mapping[str, Any],
+    about: Mapping[str, Any],
+    module_start: Start,
+    checkpoint: str | None = None,
 ) -> None:
-    """Begin a run in a locked folder, or check that the run in it has the same settings."""
+    """Begin a run in a locked folder, or check that the run in it has the same settings.
+
+    Args:
+        checkpoint: File of the initial weights, whose content is recorded.
+    """
+    digest = file_hash(Path(checkpoint)) if checkpoint is not None and Path(checkpoint).is_file() else None
     for leftover in folder.glob(".*.part"):  # of a write that was killed
         with suppress(OSError):
             leftover.unlink()
-    if not holds_run(folder, settings):
-        content = {"settings": settings, "module_start": module_start, "about": about}
+    if holds_run(folder, settings):
+        before = json.loads(read_text(folder / SETTINGS)).get("checkpoint_sha256")
+        if digest is not None and before is not None and before != digest:
+            raise InputError(
+                f"{folder} holds a run that began with other weights: {checkpoint} has changed "
+                "since. Restore "
+                "the file to resume the run, or use another output folder."
+            )
+    else:
+        content = {
+            "settings": settings,
+            "module_start": module_start,
+            "checkpoint_sha256": digest,
+            "about": about,
+        }
         write_file(folder / SETTINGS, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def file_hash(path: Path) -> str:
+    """sha256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def holds_run(folder: Path, settings: Mapping[str, Any]) -> bool:
@@ -141,7 +178,7 @@ def holds_run(folder: Path, settings: Mapping[str, Any]) -> bool:
     if not path.exists():
         return False
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        before = json.loads(read_text(path))["settings"]
         if not isinstance(before, dict):
             raise ValueError("its settings are not a table")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -158,7 +195,7 @@ def holds_run(folder: Path, settings: Mapping[str, Any]) -> bool:
 def read_module_start(folder: Path) -> Start | None:
     """How the new modules of the run in this folder began; None if there is no run yet."""
     try:
-        content = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        content = json.loads(read_text(folder / SETTINGS))
     except (OSError, ValueError, RecursionError):  # `prepare_folder` reports what is wrong with it
         return None
     start = content.get("module_start") if isinstance(content, dict) else None
@@ -215,6 +252,12 @@ class Log:
 
     def add(self, row: Mapping[str, Any]) -> None:
         try:
+            if not os.fstat(self.file.fileno()).st_nlink:
+                raise TrainingStoppedError(
+                    f"{self.path} was removed while the run was writing it. Run the same command "
+                    "again to start "
+                    "over."
+                )
             self.writer.writerow({k: f"{v:.9g}" if isinstance(v, float) else v for k, v in row.items()})
             self.file.flush()
         except OSError as error:

@@ -47,8 +47,22 @@ class CleanForward:
         return self.vit.layout(self.tokens).grid
 
 
+def check_plain(images: Any) -> None:
+    """Raise InputError for sparse and nested tensors, and for those of `torch.vmap`."""
+    if isinstance(images, Tensor) and (images.layout != torch.strided or images.is_nested):
+        kind = "a nested tensor" if images.is_nested else f"a tensor of layout {images.layout}"
+        raise InputError(
+            f"expected images as a dense tensor (B, 3, H, W), got {kind}. Use to_dense() or stack."
+        )
+    if isinstance(images, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(images):
+        raise InputError(
+            "expected images as a plain tensor, got one of vmap or another transform of torch.func"
+        )
+
+
 def _checked(vit: ViT, images: Any) -> Tensor:
     """A copy of the images in the model's precision; raises InputError if the model cannot run on them."""
+    check_plain(images)
     images = vit.check(images)
     parameter = next(vit.model.parameters())
     if images.device != parameter.device:

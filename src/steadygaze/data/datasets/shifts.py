@@ -22,7 +22,6 @@ mFR. Videos are decoded by PyAV or OpenCV, whichever is installed.
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +53,7 @@ from steadygaze.data.datasets.tree import (
 from steadygaze.data.folders import ClassLookup, Item, interleave
 from steadygaze.data.images import images_below, read_image
 from steadygaze.errors import ImageError, InputError, SteadygazeError, UnknownNameError
+from steadygaze.untrusted import parse_json, read_text
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ def read_json(what: str, file: Path, kind: type) -> Any:
     if not file.is_file():
         raise InputError(f"{what}: {file} is missing; it comes with the data set")
     try:
-        read = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        read = parse_json(read_text(file).encode())
+    except ValueError as error:
         raise InputError(f"{what}: {file} cannot be read as JSON ({error}): truncated?") from error
     if not isinstance(read, kind) or not read:
         raise InputError(
@@ -340,7 +340,7 @@ def _objectnet_index(what: str, maps: Path) -> dict[str, int]:
     file = maps / "imagenet_to_label_2012_v2"
     if not file.is_file():
         raise InputError(f"{what}: {file} is missing; expected one label per line")
-    texts = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    texts = [line.strip() for line in read_text(file).splitlines() if line.strip()]
     torch_to_line = read_json(what, maps / "pytorch_to_imagenet_2012_id.json", dict)
     if sorted(torch_to_line.values()) != list(range(len(texts))):
         raise InputError(
