@@ -10,6 +10,7 @@ import ast
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,7 @@ def overridden(
         preprocess = preprocess.override(size=size)
     if preprocess is None or not normalization:
         return preprocess
-    return Preprocess({**preprocess.config, **normalization})
+    return replace(preprocess, config={**preprocess.config, **normalization})
 
 
 def stated_preprocess(
