@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -202,10 +203,12 @@ def load_model(
         loaded = _from_name(model, checkpoint, options)
     if device is not None:
         try:
-            loaded = replace(loaded, model=loaded.model.to(device))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a driver, before our error
+                loaded = replace(loaded, model=loaded.model.to(device))
         except (RuntimeError, AssertionError) as error:
             reason = f"cannot be used here ({error}); 'cpu' always can"
-            raise InputError(f"device {str(device)!r} {reason}") from error
+            raise InputError(f"device {str(device)!r} {reason}", option="device") from error
     stated = overridden(given or loaded.preprocess, image_size, mean, std)
     assert stated is not None
     if stated != loaded.preprocess:

@@ -463,7 +463,8 @@ def _prepare_files(request: VerifyRequest, world: World) -> PreparedVerify:
         )
     if plan.needs_masks and source.decode is None:
         raise InputError(
-            f"{', '.join(plan.needs_masks)}: expected masks. Give masks=FOLDER, or leave these metrics out."
+            f"{', '.join(plan.needs_masks)}: expected masks. Give masks=FOLDER, or leave these metrics out.",
+            option="masks",
         )
     loader = BatchLoader(loaded.preprocess, source.decode)
     check_complete(plan, source, loader, target)
