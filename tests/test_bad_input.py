@@ -177,7 +177,7 @@ def test_scores(method: str, score: Any) -> None:
     [
         (nn.Linear(3, 2), "torch.nn.modules.linear.Linear is not a vision transformer"),
         (nn.Sequential(nn.Flatten(), nn.Linear(432, 5)), "Sequential is not a vision transformer"),
-        ("deit_tiny_patch16_224", "expected a torch.nn.Module of a vision transformer, got str"),
+        ("deit_tiny_patch16_224", "expected a model, got the name"),
         (None, "got NoneType"),
         (tiny("class", global_pool=""), "no pooled head"),
     ],

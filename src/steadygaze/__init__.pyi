@@ -5,6 +5,7 @@ from . import models as models
 from . import modules as modules
 from . import robustness as robustness
 from . import training as training
+from .data.preprocess import Preprocess as Preprocess
 from .errors import BrokenMapError as BrokenMapError
 from .errors import CheckpointError as CheckpointError
 from .errors import DamagedDataWarning as DamagedDataWarning

@@ -32,6 +32,25 @@ CLAIM_SECONDS = 10.0  # that the owner of a claim has to write its file
 _NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
+def make_parent(path: Path, option: str | None = None) -> None:
+    """Create the folder of a file; outside the current folder only if one folder of its path is missing.
+
+    A mistyped absolute path would otherwise leave new folders anywhere on the disk.
+
+    Raises:
+        InputError: If more folders are missing, or one directly below the root; option: the one to change.
+    """
+    folder = path.absolute().parent
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    at_root = missing and missing[-1].parent == Path(folder.anchor)
+    if (len(missing) > 1 or at_root) and not folder.is_relative_to(Path.cwd()):
+        raise InputError(
+            f"{path}: no such folder: {missing[-1]}. Create {folder} first, or choose another output file",
+            option=option,
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+
+
 def write_atomic(path: str | Path, content: bytes | str | Callable[[BinaryIO], object]) -> Path:
     """Write `content` beside `path`, flush it to the disk, then rename it into place.
 

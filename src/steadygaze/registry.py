@@ -89,6 +89,10 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         self._entries[name], self._origins[name] = entry, origin
         return entry
 
+    def is_built_in(self, name: str) -> bool:
+        """Whether this package defines the entry."""
+        return is_built_in(self._origins[name])
+
     def remove(self, name: str) -> None:
         """Forget the entry `name`; for tests and notebooks that define an entry again."""
         del self._entries[name]

@@ -291,6 +291,9 @@ class _Quantity(_Record):
     label: str = ""
     scale: Number = 1.0
     digits: Annotated[int, Field(ge=0, le=20)] | None = None
+    summary: str = ""
+    low: Number | None = None
+    high: Number | None = None
     accuracy: bool
 
 
@@ -343,6 +346,7 @@ class About(_Record):
     began: str = ""
     shards: Annotated[int, Field(ge=1, le=10**6)] = 1
     classes: dict[str, str] = {}
+    quantities: list[_Quantity] = []
 
 
 class Run(_Record):

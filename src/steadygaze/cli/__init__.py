@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -42,7 +43,7 @@ class Commands(HelpfulGroup):
         except SteadygazeError as error:
             if ctx.meta["debug"]:
                 raise
-            self.fail(f"{error}{self.flag(ctx, error)}", error)
+            self.fail(self.message(ctx, error), error)
         except OSError as error:
             if ctx.meta["debug"] or error.errno == errno.EPIPE:  # `| head`: click ends the command
                 raise
@@ -52,16 +53,40 @@ class Commands(HelpfulGroup):
         typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
         raise typer.Exit(2) from error
 
-    def flag(self, ctx: Any, error: SteadygazeError) -> str:
-        """Return the command's option that the error is about, such as " (--masks)", or ""."""
+    def message(self, ctx: Any, error: SteadygazeError) -> str:
+        """The error in the words of the command line, with the option that it is about, if not named yet."""
+        flags = {p.name: p.opts[0] for p in self.parameters(ctx) if p.opts[0].startswith("--")}
+        text = in_flags(str(error), flags)
+        flag = flags.get(error.option or "")
+        return text if flag is None or flag in text else f"{text} ({flag})"
+
+    def parameters(self, ctx: Any) -> list[Any]:
+        """The options of the command that was called."""
         command = self.commands.get(ctx.invoked_subcommand or "")
         # diffmask and shapley have one command: train
         while isinstance(command, TyperGroup) and len(command.commands) == 1:
             command = next(iter(command.commands.values()))
-        for parameter in command.params if command else ():
-            if parameter.name == error.option and parameter.opts[0] not in str(error):
-                return f" ({parameter.opts[0]})"
-        return ""
+        return list(command.params) if command else []
+
+
+def in_flags(text: str, flags: Mapping[str, str]) -> str:
+    """Replace arguments of Python by options of the command line; flags: the option of each argument.
+
+    Examples:
+        >>> in_flags("Give masks=FOLDER, or ?mask=NAME", {"masks": "--masks", "mask": "--mask"})
+        'Give --masks FOLDER, or ?mask=NAME'
+        >>> in_flags("mean= and std=(1, 1, 1), target='predicted'", {"mean": "--mean", "target": "--target"})
+        '--mean and std=(1, 1, 1), --target predicted'
+    """
+
+    def in_words(match: re.Match[str]) -> str:
+        name, value = match["name"], match["value"]
+        if name not in flags:
+            return match[0]
+        value = re.sub(r",\s*", ",", value.strip("()'"))
+        return f"{flags[name]} {value}".rstrip()
+
+    return re.sub(r"(?<![\w?&.\-{\[(\"'])(?P<name>[a-z_]+)=(?P<value>\([\d., ]+\)|'\w+'|\w*)", in_words, text)
 
 
 def file_error(error: OSError) -> str:

@@ -172,7 +172,7 @@ def _print_ranking(section: Section, console: Console) -> None:
     shown = [quantity(metric) for metric in section.shown]
     best = {q.name: section.best(q.name) for q in shown}
     rows: list[tuple[list[str], str]] = []
-    for line in section.lines[:SHOWN]:
+    for line in section.first_lines(SHOWN):
         cells = []
         for q in shown:
             cell = section.cells.get((q.name, line))
@@ -191,4 +191,5 @@ def _print_ranking(section: Section, console: Console) -> None:
     print_table(console, columns, rows, title=title)
     arrows = {"higher": "↑: higher is better", "lower": "↓: lower is better"}
     legend = [arrows[way] for way in arrows if any(q.better == way for q in shown)]
-    print_line(console, "; ".join([*legend, "*: best method; -: not measured; random: the chance level"]))
+    chance = ["random: the chance level"] if any(line[0] == "random" for line in section.lines) else []
+    print_line(console, "; ".join([*legend, "*: best method; -: not measured", *chance]))

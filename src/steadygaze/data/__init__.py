@@ -4,6 +4,7 @@
 | --- | --- |
 | `images.py` | finding and reading image files |
 | `preprocess.py` | from an image to the tensor that a model takes |
+| `transforms.py` | the same by a transform that the user gives |
 | `folders.py` | labeled images in class folders or an index.csv |
 | `masks.py` | object masks, in the layouts of several data sets |
 | `label_maps.py` | a class for every pixel; confusion matrices and IoU |

@@ -228,7 +228,7 @@ class Preprocess:
 
     def pixels(self, image: Image.Image, *, crop: bool = True) -> UInt8[np.ndarray, "h w 3"]:
         """The same before normalization: uint8. With `crop=False`, also before the center crop."""
-        return np.asarray(_apply(self._geometry if crop else self._uncropped, image))
+        return np.asarray(apply_geometry(self._geometry if crop else self._uncropped, image))
 
     def mask(self, mask: Image.Image, *, padding: int = 0) -> UInt8[Tensor, "h w"]:
         """A mask or label map (mode L) with the geometry of the image, by nearest neighbor.
@@ -244,7 +244,7 @@ class Preprocess:
                 step.interpolation = InterpolationMode.NEAREST
             if hasattr(step, "fill"):
                 step.fill = padding
-        return torch.from_numpy(np.array(_apply(_compose(steps), mask), dtype=np.uint8))
+        return torch.from_numpy(np.array(apply_geometry(compose(steps), mask), dtype=np.uint8))
 
     def normalize(self, pixels: UInt8[Tensor, "*b 3 h w"]) -> Float[Tensor, "*b 3 h w"]:
         """uint8 to what the model takes: float32, (pixels / 255 - mean) / std."""
@@ -269,11 +269,11 @@ class Preprocess:
 
     @cached_property
     def _geometry(self) -> Geometry:
-        return _compose(self._steps())
+        return compose(self._steps())
 
     @cached_property
     def _uncropped(self) -> Geometry:
-        return _compose([step for step in self._steps() if not type(step).__name__.startswith("CenterCrop")])
+        return compose([step for step in self._steps() if not type(step).__name__.startswith("CenterCrop")])
 
     def _steps(self) -> list[Any]:
         """New transforms that resize and crop."""
@@ -300,14 +300,14 @@ class Preprocess:
         return mean, std
 
 
-def _compose(steps: Sequence[Any]) -> Geometry:
+def compose(steps: Sequence[Any]) -> Geometry:
     from torchvision.transforms import Compose
 
     geometry: Geometry = Compose(steps)
     return geometry
 
 
-def _apply(geometry: Geometry, image: Image.Image) -> Image.Image:
+def apply_geometry(geometry: Geometry, image: Image.Image) -> Image.Image:
     """The image resized and cropped. Whatever fails is a `ImageError`, so that one image never ends a run."""
     name = str(image.info.get(SOURCE_KEY, "image in memory"))
     check_bounds(*image.size, name=name)

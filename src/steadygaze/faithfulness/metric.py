@@ -92,6 +92,7 @@ class Metric(Quantity):
         detail_by_method (bool): whether the detail has one number for each map, and is not a curve.
         curve (Curve): how the report draws the details.
         outputs (tuple[str, ...]): the outputs of models that it can measure.
+        variant (bool): whether it is another form of a metric, which listings leave out.
 
     Examples:
         >>> metric("insertion_accuracy").family, metric("pointing_game").needs_masks
@@ -109,6 +110,7 @@ class Metric(Quantity):
     by_map: bool = False
     curve: Curve | None = None
     outputs: tuple[Outputs, ...] = ("classes", "labels", "values", "features")
+    variant: bool = False
 
 
 @dataclass(frozen=True)
@@ -268,7 +270,9 @@ def check_outputs(metrics: Iterable[Metric], outputs: Outputs) -> None:
 
 
 def list_metrics() -> Listing[MetricInfo]:
-    """List all metrics by family; the list shows itself as a table in a notebook.
+    """List the metrics by family; the list shows itself as a table in a notebook.
+
+    Variants of a metric (`positive_kl_code`: as the authors' code computes it) are used by name only.
 
     Examples:
         >>> [info.better for info in list_metrics() if info.name == "insertion_aopc"]
@@ -288,6 +292,7 @@ def list_metrics() -> Listing[MetricInfo]:
             m.needs_explain,
         )
         for m in map(metric, in_table_order(METRICS))
+        if not m.variant
     ]
     return Listing(infos, "metrics", ("name", "family", "better", "needs_masks", "summary"))
 

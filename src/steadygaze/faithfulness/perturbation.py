@@ -177,6 +177,7 @@ def _entry(name: str, unit: str, better: Better, high: float, summary: str) -> M
         compute=compute,
         uses_fill=uses_fill,
         outputs=("classes", "labels") if uses_fill else ("classes",),
+        variant=name.endswith("_code"),
     )
 
 

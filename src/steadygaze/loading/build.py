@@ -61,6 +61,11 @@ def _build(name: str, options: ModelOptions) -> LoadedModel:
         return build_torchvision_model(name.removeprefix(PREFIX), options)
     if name.startswith(OPEN_CLIP_PREFIX):
         return build_open_clip_model(name.removeprefix(OPEN_CLIP_PREFIX), options)
+    if not Path(name).is_dir() and (name.startswith((".", "~", "/")) or name.count("/") > 1):
+        raise InputError(
+            f"{name}: no such file or folder. A model is a name, a folder, or owner/name of the hub",
+            option="model",
+        )
     if "/" in name or Path(name).is_dir():
         return build_transformers_model(name, options)
     import timm

@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import socket
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -56,7 +57,9 @@ def read_weights(path: str | Path) -> Weights:
 
             content: Any = load_file(path)
         else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # such as that of a TorchScript file, before our error
+                content = torch.load(path, map_location="cpu", weights_only=True)
     except CheckpointError:
         raise
     except pickle.UnpicklingError as error:

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 import steadygaze.models as own_models
 from steadygaze.data.images import first_line
 from steadygaze.data.preprocess import Preprocess
+from steadygaze.data.transforms import OwnPreprocess, Transform, own_preprocess
 from steadygaze.errors import CheckpointError, InputError, SteadygazeError
 from steadygaze.loading.build import EMBEDDED, build_model
 from steadygaze.loading.checkpoint import fit, read_weights, weights_hash
@@ -34,6 +36,7 @@ from steadygaze.loading.options import (
     ClassNames,
     ImageSize,
     constructor_options,
+    image_size_pair,
     overridden,
     read_class_names,
     stated_preprocess,
@@ -128,7 +131,7 @@ def load_model(
     *,
     num_classes: int | None = None,
     device: torch.device | str | None = None,
-    preprocess: Preprocess | None = None,
+    preprocess: Preprocess | Transform | None = None,
     class_names: ClassNames | None = None,
     image_size: ImageSize | None = None,
     mean: Sequence[float] | None = None,
@@ -146,12 +149,18 @@ def load_model(
         checkpoint: Weights to be loaded, a .safetensors, .pth, .pt or .bin file.
         num_classes: Width of the classifier; by default that of the checkpoint, or the model's own.
         device: By default the CPU, and for a module the device it is on.
-        preprocess: By default the one that the model's library describes; needed for a module of no known
-            library.
+        preprocess: A callable from an RGB image of PIL to a tensor (3, H, W): a `Compose` of torchvision, a
+            transform of timm, an image processor of transformers, or `sg.Preprocess`. By default the one that
+            the model's library describes; needed for a module of no known library, unless `image_size`,
+            `mean` and `std` are given.
         class_names: Names, or a file with one name a line or a JSON list or dict; by default those of the
             model's library or checkpoint, where there are any.
-        image_size: Side or (height, width) of the preprocessed images, in place of the library's value. A
-            timm model is also built for this image size, if it takes one.
+        image_size: Side or (height, width) of the preprocessed images, in place of the library's value. The
+            library's resize rule is kept: the shorter side is resized to image_size / crop_pct, bicubic for
+            most models, then the center is cropped. Where no library describes one, the shorter side is
+            resized to image_size itself (bicubic), then the center is cropped; a model that was evaluated
+            with another rule, such as 256 -> 224, predicts differently: give `preprocess` instead. A timm
+            model is also built for this image size, if it takes one.
         mean: Mean of the normalization for each channel, in place of the library's value.
         std: Standard deviation of the normalization for each channel, in place of the library's value.
         model_kwargs: Arguments of timm's constructor, such as {"img_size": 320}.
@@ -174,6 +183,7 @@ def load_model(
         >>> loaded.size, loaded.class_names[:2], loaded.class_index("cat")
         ((32, 32), ('airplane', 'automobile'), 3)
     """
+    given = None if preprocess is None else _given_preprocess(preprocess, image_size, mean, std)
     if isinstance(model, LoadedModel):
         loaded = model if checkpoint is None else _from_module(model.model, checkpoint, model)
     elif isinstance(model, nn.Module):
@@ -181,23 +191,25 @@ def load_model(
             raise InputError(
                 "model_kwargs: expected none for a module, which is built already", option="model_kwargs"
             )
-        loaded = _from_module(model, checkpoint, preprocess, lambda: stated_preprocess(image_size, mean, std))
+        loaded = _from_module(model, checkpoint, given, lambda: stated_preprocess(image_size, mean, std))
     else:
         complete = None not in (image_size, mean, std)
         options = ModelOptions(
             num_classes=num_classes,
             arguments=constructor_options(model, model_kwargs, image_size),
             trust_remote_code=trust_remote_code,
-            fallback=preprocess or (stated_preprocess(image_size, mean, std) if complete else None),
+            fallback=given or (stated_preprocess(image_size, mean, std) if complete else None),
         )
         loaded = _from_name(model, checkpoint, options)
     if device is not None:
         try:
-            loaded = replace(loaded, model=loaded.model.to(device))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a driver, before our error
+                loaded = replace(loaded, model=loaded.model.to(device))
         except (RuntimeError, AssertionError) as error:
             reason = f"cannot be used here ({error}); 'cpu' always can"
-            raise InputError(f"device {str(device)!r} {reason}") from error
-    stated = overridden(preprocess or loaded.preprocess, image_size, mean, std)
+            raise InputError(f"device {str(device)!r} {reason}", option="device") from error
+    stated = overridden(given or loaded.preprocess, image_size, mean, std)
     assert stated is not None
     if stated != loaded.preprocess:
         loaded = replace(loaded, preprocess=stated)
@@ -212,6 +224,26 @@ def load_model(
     stated_task = None if task is None else task_of_outputs(outputs_of_task(task))
     task = stated_task or loaded.task or own_task(loaded.model)
     return loaded if task == loaded.task else replace(loaded, task=task)
+
+
+def _given_preprocess(
+    preprocess: Any,
+    image_size: ImageSize | None,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+) -> Preprocess:
+    """What the user gave as `preprocess`; mean and std may state a normalization, not change it."""
+    size = None if image_size is None else image_size_pair(image_size)
+    given = own_preprocess(preprocess, size)
+    for name, values in (("mean", mean), ("std", std)):
+        own = list(given.config.get(name, ()))
+        if isinstance(given, OwnPreprocess) and own and values is not None and list(values) != own:
+            raise InputError(
+                f"preprocess normalizes with {name} {own}, got {list(values)}: change its Normalize, "
+                f"or leave out {name}",
+                option=name,
+            )
+    return given
 
 
 def _from_name(name: str, checkpoint: str | Path | None, options: ModelOptions) -> LoadedModel:
@@ -287,7 +319,9 @@ def _from_module(
             raise InputError(
                 f"the preprocessing of {type(module).__name__} is not known: it has neither a pretrained_cfg "
                 "(timm) nor an image processor (transformers). "
-                "Give image_size=, mean= and std=, or preprocess=Preprocess.resize_and_crop((224, 224), ...)"
+                "Give image_size=, mean= and std=, or preprocess=: a Compose of torchvision, or "
+                "sg.Preprocess.resize_and_crop((224, 224), resize=256, mean=..., std=...)",
+                option="preprocess",
             )
         loaded = LoadedModel(module, name, preprocess, class_names, source=source)
     origin = loaded.checkpoint if checkpoint is None else str(checkpoint)

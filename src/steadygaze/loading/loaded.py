@@ -87,7 +87,7 @@ class LoadedModel:
             "model": f"{type(self.model).__name__}{f' from {self.source}' if self.source else ''}",
             "parameters": f"{parameters / 1e6:.2f} million parameters",
             "input": f"images of {height} x {width}",
-            "preprocessing": f"mean {_numbers(self.mean)}, std {_numbers(self.std)}",
+            "preprocessing": f"mean {_numbers(self.mean)}, std {_numbers(self.std)}" if self.mean else "",
             "classes": f"{len(names)} classes ({some})" if names else "",
             "task": self.task or "",
             "weights": f"weights {self.weights_hash[:12]}" if self.weights_hash else "",
@@ -101,13 +101,13 @@ class LoadedModel:
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Mean of the normalization, one value for each channel."""
-        return self.preprocess.mean
+        """Mean of the normalization, one value for each channel; () where it is not known."""
+        return tuple(self.preprocess.config.get("mean", ()))
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Standard deviation of the normalization, one value for each channel."""
-        return self.preprocess.std
+        """Standard deviation of the normalization, one value for each channel; () where it is not known."""
+        return tuple(self.preprocess.config.get("std", ()))
 
     @property
     def size(self) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,7 @@ def overridden(
         preprocess = preprocess.override(size=size)
     if preprocess is None or not normalization:
         return preprocess
-    return Preprocess({**preprocess.config, **normalization})
+    return replace(preprocess, config={**preprocess.config, **normalization})
 
 
 def stated_preprocess(

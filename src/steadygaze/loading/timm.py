@@ -45,8 +45,15 @@ def build_timm_model(name: str, options: ModelOptions) -> LoadedModel:
     if weights is None:
         model = create_timm_model(name, num_classes, pretrained=options.pretrained, arguments=arguments)
     else:
-        if num_classes is None and not options.new_head:
-            num_classes = head_width(weights, _head_names(get_pretrained_cfg_value(name, "classifier")))
+        if not options.new_head:
+            width = head_width(weights, _head_names(get_pretrained_cfg_value(name, "classifier")))
+            if num_classes is not None and width is not None and num_classes != width:
+                raise CheckpointError(
+                    f"{options.origin} does not fit num_classes={num_classes}: its classifier has {width:,} classes. "
+                    f"Leave it out, or give the weights that were trained with {num_classes} classes.",
+                    option="num_classes",
+                )
+            num_classes = width if num_classes is None else num_classes
         model = create_timm_model(name, num_classes, pretrained=False, arguments=arguments)
         weights = with_timm_names(weights, model)
         if "img_size" in arguments:

@@ -26,7 +26,7 @@ from steadygaze import __version__
 from steadygaze.data.datasets.tree import abbreviated
 from steadygaze.errors import InputError, RowsNotWrittenError, SteadygazeError
 from steadygaze.faithfulness.metric import METRICS
-from steadygaze.files import write_atomic
+from steadygaze.files import make_parent, write_atomic
 from steadygaze.methods.registry import join_name, parse_method
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.report import charts as svg
@@ -263,7 +263,7 @@ def write_all(written: dict[Path, str]) -> list[Path]:
     """Write these files; returns their paths."""
     path = next(iter(written))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_parent(path, option="out")
         for file, text in written.items():
             write_atomic(file, text)  # a link in the folder is replaced, not followed
     except OSError as error:

@@ -49,7 +49,7 @@ def _section_html(section: Section) -> str:
 
     shown = [quantity(metric) for metric in section.shown]
     lines = []
-    for method, score in section.lines:
+    for method, score in section.first_lines(MOST_LINES):
         cells = [section.cells.get((one.name, (method, score))) for one in shown]
         texts = [
             ""
@@ -62,11 +62,11 @@ def _section_html(section: Section) -> str:
     images = plural(len(section.table), "image")
     made = table(
         heads,
-        lines[:MOST_LINES],
+        lines,
         caption=f"{section.title}, {images}; 95 % intervals",
         numbers=range(2, len(heads)),
     )
-    return made + _notes(len(lines), len(section.table))
+    return made + _notes(len(section.lines), len(section.table))
 
 
 def _card_html(card: Card) -> str:

@@ -22,7 +22,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from steadygaze.errors import InputError, RowsNotWrittenError
-from steadygaze.files import write_atomic
+from steadygaze.files import make_parent, write_atomic
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.rows import TEXTS
 from steadygaze.runs.statistics import csv_text
@@ -53,7 +53,7 @@ def export_rows(
         if partition is not None:
             return _write_folder(rows, path, partition, on_progress)
         write = _writer(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_parent(path, option="to")
         return write_atomic(path, lambda file: write(rows, file, on_progress))
     except OSError as error:
         if isinstance(error, RowsNotWrittenError):
@@ -135,7 +135,7 @@ def _write_folder(rows: Rows, path: Path, partition: str, on_progress: OnProgres
             "stress have settings",
             option="partition",
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_parent(path, option="to")
     metadata = _metadata(rows)
     own = schema(plain=partition).with_metadata(metadata)
     batches = (b for table in _tables(rows, on_progress, plain=partition) for b in table.to_batches())

@@ -220,6 +220,8 @@ def make_plan(
         columns = tuple(Column(m, s) for s in dict.fromkeys(scores) for m in chosen)
     else:
         columns = tuple(Column(m, default_score(m.score, outputs)) for m in chosen)
+    # aliases, such as gae of genatt, are one row: under the name that comes first
+    columns = tuple({(column.identity, column.score): column for column in reversed(columns)}.values())[::-1]
     columns = (*columns, *stored)
     return Plan(columns, names, checked_ratios(ratios or RATIOS), seed, fill, own_scores=not scores)
 

@@ -19,7 +19,9 @@ from steadygaze.errors import InputError
 from steadygaze.faithfulness.metric import METRICS, in_table_order
 from steadygaze.quantity import Quantity
 from steadygaze.quantity import mean as plain_mean
+from steadygaze.runs.request import CHANCE
 from steadygaze.runs.rows import Columns, Groups
+from steadygaze.runs.settings import quantity_of_record
 from steadygaze.runs.statistics import (
     Cell,
     ImageTable,
@@ -119,11 +121,14 @@ OVERALL = Quantity(
 )
 
 
+RECORDED: dict[str, Quantity] = {}  # metrics of other processes, as the run.json that was read describes them
+
+
 def quantity(metric: str) -> Quantity:
-    """What is known of a metric by name; one that is not registered is taken to be a percentage."""
+    """What is known of a metric by name: registered here, or else described in run.json, or else nothing."""
     if metric == OVERALL.name:
         return OVERALL
-    return METRICS[metric] if metric in METRICS else Quantity(metric, "%")
+    return METRICS[metric] if metric in METRICS else RECORDED.get(metric, Quantity(metric, "%"))
 
 
 class Section:
@@ -253,6 +258,11 @@ class Section:
         known = [part for part in parts if part is not None]
         return np.stack(known) if len(known) == len(parts) else None
 
+    def first_lines(self, most: int) -> list[Line]:
+        """The best lines, at most this many; those of the chance level are kept, as the last ones."""
+        rest = [line for line in self.lines[most:] if line[0] == CHANCE]
+        return self.lines[: max(0, most - len(rest))] + rest
+
     @cached_property
     def lines(self) -> list[Line]:
         """Every method with its score, the best first."""
@@ -345,6 +355,9 @@ class Table:
         columns = rows.columns()
         if not len(columns):
             return cls([])
+        for run in rows.runs:
+            described = map(quantity_of_record, run.get("about", {}).get("quantities", ()))
+            RECORDED.update((one.name, one) for one in described)
         runs = group_runs(rows)
         group_of = {run: number for number, group in enumerate(runs) for run in group}
         group = np.array([group_of[run] for run in range(len(rows.runs))])[columns.run]

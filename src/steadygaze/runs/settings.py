@@ -209,7 +209,7 @@ def quantity_record(quantity: Quantity) -> dict[str, Any]:
 
 def quantity_of_record(record: Mapping[str, Any]) -> Quantity:
     """The quantity that run.json describes."""
-    fields = {name: value for name, value in record.items() if name != "accuracy"}
+    fields = {name: value for name, value in record.items() if name != "accuracy" and value is not None}
     return Accuracy(**fields) if record["accuracy"] else Quantity(**fields)
 
 

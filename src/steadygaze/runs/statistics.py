@@ -337,6 +337,6 @@ def small_sample_note(images: int) -> str:
     if images == 1:
         return "One image gives no interval: nothing can be concluded about other images."
     return (
-        f"{images} images are few: bootstrap intervals (±) are too narrow. Use {ENOUGH} or more before "
-        "relying on a difference."
+        f"{images} images are few: the 95 % intervals in the table are too narrow. Use {ENOUGH} or more "
+        "before relying on a difference."
     )

@@ -91,8 +91,18 @@ def _check_same_settings(folder: Path, before: dict[str, Any], now: dict[str, An
         hint = " (other images, or the same ones in another order)" if "images_hash" in changed else ""
         raise InputError(
             f"{folder} contains a run with other settings: {'; '.join(changes)}{hint}. Use the same settings "
-            "to resume it, or choose another output folder."
+            f"to resume it, or choose another output folder.{_both(folder, changed)}"
         )
+
+
+def _both(folder: Path, changed: list[str]) -> str:
+    """How methods or metrics are added to a run: by a second one, which tables join to the first."""
+    if not set(changed) <= {"columns", "metrics"}:
+        return ""
+    return (
+        f" To add methods or metrics, run only those with another output folder: `steadygaze report {folder} "
+        "OTHER` shows both in one table."
+    )
 
 
 def _short(value: Any) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -66,6 +67,7 @@ from steadygaze.runs.prepare import (
 from steadygaze.runs.request import DEFAULT_METRICS, VerifyRequest, documented, options_of
 from steadygaze.runs.rows import Row, RowKey, Rows, json_number
 from steadygaze.runs.samples import store_map_samples
+from steadygaze.runs.settings import quantity_record
 from steadygaze.runs.shards import World
 from steadygaze.runs.source import FileSource, ImageLoader, Inputs, Job, MemorySource, RunImage, Source
 from steadygaze.runs.status import others_are_running
@@ -463,7 +465,8 @@ def _prepare_files(request: VerifyRequest, world: World) -> PreparedVerify:
         )
     if plan.needs_masks and source.decode is None:
         raise InputError(
-            f"{', '.join(plan.needs_masks)}: expected masks. Give masks=FOLDER, or leave these metrics out."
+            f"{', '.join(plan.needs_masks)}: expected masks. Give masks=FOLDER, or leave these metrics out.",
+            option="masks",
         )
     loader = BatchLoader(loaded.preprocess, source.decode)
     check_complete(plan, source, loader, target)
@@ -489,7 +492,7 @@ def _prepare_files(request: VerifyRequest, world: World) -> PreparedVerify:
         loader=loader,
         identity=loaded.identity,
         settings=_settings(plan, loaded.identity, described),
-        about={**about_run(request), "given": origin},
+        about={**about_run(request), "given": origin, **_described_metrics(plan.metrics)},
         vit=vit,
         plan=plan,
         target_of=_target_function(target, source),
@@ -544,11 +547,26 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
         loader=BatchLoader(preprocess, dtype=next(vit.model.parameters()).dtype),
         identity=identity,
         settings=_settings(plan, identity, described),
-        about=about_run(request),
+        about={**about_run(request), **_described_metrics(plan.metrics)},
         vit=vit,
         plan=plan,
         target_of=_target_function(target, source),
     )
+
+
+def _described_metrics(names: Sequence[str]) -> dict[str, Any]:
+    """What a report in another process needs to know about a user's own metrics, for `about` of run.json."""
+    own = [METRICS[name] for name in names if not METRICS.is_built_in(name)]
+    records = [
+        {
+            **quantity_record(metric),
+            "summary": metric.summary,
+            "low": metric.low if isfinite(metric.low) else None,
+            "high": metric.high if isfinite(metric.high) else None,
+        }
+        for metric in own
+    ]
+    return {"quantities": records} if records else {}
 
 
 def _settings(plan: Plan, identity: dict[str, str], described: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import copyreg
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from os import PathLike
 from typing import Any
 
 from torch import Tensor, nn
@@ -71,6 +72,10 @@ def _with_task(vit: ViT, task: str | None) -> ViT:
 
 
 def _cached_view(model: Any) -> ViT:
+    if isinstance(model, str | PathLike):
+        raise UnsupportedModelError(
+            f"expected a model, got the name {str(model)!r}. Load it first: sg.load_model({str(model)!r})"
+        )
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(
             f"expected a torch.nn.Module of a vision transformer, got {type(model).__name__}"

@@ -314,10 +314,14 @@ class ViT:
                 f"{expected}, got {tuple(images.shape)}: the batch axis is missing. Use image.unsqueeze(0)."
             )
         if images.dim() != 4 or images.shape[1] != channels:
-            raise InputError(f"{expected}, got {tuple(images.shape)}.")
+            swap = images.dim() == 4 and images.shape[-1] == channels
+            hint = " The channels are last: use images.permute(0, 3, 1, 2)." if swap else ""
+            byte = " Then convert uint8: images / 255, and normalize." if images.dtype == torch.uint8 else ""
+            raise InputError(f"{expected}, got {tuple(images.shape)}.{hint}{byte if swap else ''}")
         if not images.is_floating_point():
             raise InputError(
-                f"{expected}, got {images.dtype}. Scale to 0..1 and normalize with the model's mean and std."
+                f"{expected}, got {images.dtype}. Scale to 0..1 and normalize with the model's mean and std: "
+                "(images / 255 - mean) / std, mean and std of shape (3, 1, 1)."
             )
         if images.is_meta:
             raise InputError(f"{expected}, got images on the meta device, which have no values.")

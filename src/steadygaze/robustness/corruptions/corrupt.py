@@ -262,7 +262,7 @@ def corrupt(
         (32, 32, 3)
     """
     if name not in IMAGENET:
-        raise UnknownNameError("corruption", str(name), CORRUPTIONS, f"The names: {', '.join(CORRUPTIONS)}.")
+        raise UnknownNameError("corruption", str(name), CORRUPTIONS)
     if isinstance(severity, bool) or not isinstance(severity, int | np.integer) or not 1 <= severity <= 5:
         raise InputError(
             f"expected a severity of 1, 2, 3, 4 or 5, got {severity!r}; 0 is the clean image itself"

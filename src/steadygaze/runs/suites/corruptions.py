@@ -76,8 +76,7 @@ def parse_corruptions(given: str | Sequence[str]) -> tuple[str, ...]:
     chosen = {name for word in words for name in SETS.get(word, (word,))}
     for name in sorted(chosen):
         if name not in CORRUPTIONS:
-            hint = f"The names: all15, all19, {', '.join(CORRUPTIONS)}."
-            raise UnknownNameError("corruption", name, (*CORRUPTIONS, *SETS), hint)
+            raise UnknownNameError("corruption", name, (*CORRUPTIONS, *SETS), option="corruptions")
     if not chosen:
         raise InputError("corruptions: expected all15, all19 or names, got none")
     return tuple(name for name in CORRUPTIONS if name in chosen)
