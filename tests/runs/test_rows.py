@@ -155,11 +155,23 @@ def test_a_full_disk_leaves_the_rows_as_they_were(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_the_full_device(tmp_path):
+def test_the_full_device(tmp_path, monkeypatch):
+    def full(file, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     prepare(tmp_path, SETTINGS, {})
-    (tmp_path / "rows-00000.jsonl").symlink_to("/dev/full")
-    with Store(tmp_path) as store, pytest.raises(RowsNotWrittenError, match="No space"):
-        store.append([row("a")])
+    with Store(tmp_path) as store, monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(RowsNotWrittenError, match="No space"):
+            store.append([row("a")])
+
+
+def test_rows_are_not_written_through_a_link(tmp_path):
+    prepare(tmp_path, SETTINGS, {})
+    (tmp_path / "rows-00000.jsonl").symlink_to(tmp_path.parent / "elsewhere")
+    with pytest.raises(RowsNotWrittenError, match="links"):
+        Store(tmp_path)
+    assert not (tmp_path.parent / "elsewhere").exists()
 
 
 def test_done_knows_rows_by_key(tmp_path):
