@@ -39,7 +39,9 @@ def test_a_checkpoint_of_other_classes(tmp_path):
 
     model = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=5)
     save_file(model.state_dict(), tmp_path / "five.safetensors")
-    with pytest.raises(CheckpointError, match="does not fit num_classes=3: its classifier has 5 classes") as caught:
+    with pytest.raises(
+        CheckpointError, match="does not fit num_classes=3: its classifier has 5 classes"
+    ) as caught:
         sg.load_model("vit_tiny_patch16_224", tmp_path / "five.safetensors", num_classes=3)
     assert caught.value.option == "num_classes"
 

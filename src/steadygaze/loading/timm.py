@@ -49,8 +49,8 @@ def build_timm_model(name: str, options: ModelOptions) -> LoadedModel:
             width = head_width(weights, _head_names(get_pretrained_cfg_value(name, "classifier")))
             if num_classes is not None and width is not None and num_classes != width:
                 raise CheckpointError(
-                    f"{options.origin} does not fit num_classes={num_classes}: its classifier has {width:,} classes. "
-                    f"Leave it out, or give the weights that were trained with {num_classes} classes.",
+                    f"{options.origin} does not fit num_classes={num_classes}: its classifier has {width:,} "
+                    f"classes. Leave it out, or give the weights that were trained with {num_classes} classes.",
                     option="num_classes",
                 )
             num_classes = width if num_classes is None else num_classes
