@@ -50,7 +50,7 @@ def build_timm_model(name: str, options: ModelOptions) -> LoadedModel:
             if num_classes is not None and width is not None and num_classes != width:
                 raise CheckpointError(
                     f"{options.origin} does not fit num_classes={num_classes}: its classifier has {width:,} "
-                    f"classes. Leave it out, or give the weights that were trained with {num_classes} classes.",
+                    f"classes. Leave it out, or give weights that were trained with {num_classes} classes.",
                     option="num_classes",
                 )
             num_classes = width if num_classes is None else num_classes
