@@ -1,8 +1,8 @@
 """Explain a model of your own: a backbone, a head that you wrote, normalization inside. Needs no network.
 
-    python examples/own_model.py [FOLDER]
+    python own_model.py [FOLDER]
 
-Writes own_model.png, a class-specific map for each of two images, into FOLDER (by default the current one).
+Writes own_model.png, a class-specific map for each of two images, into FOLDER (by default a temporary one).
 """
 
 import sys

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+import steadygaze as sg
 from steadygaze.cli import app
 
 ROOT = typer.main.get_command(app)
@@ -92,3 +94,57 @@ def test_options_are_listed_by_group():
 def test_a_short_option_is_accepted():
     result = CliRunner().invoke(app, ["verify", "-m", "embedded", "-d", "missing", "-o", "out"])
     assert result.exit_code == 2 and "missing" in result.output
+
+
+CHECKOUT = Path(__file__).parents[2]
+FOLDERS = (CHECKOUT, CHECKOUT / "docs", CHECKOUT / "docs" / "howto")
+DOCUMENTS = [document for folder in FOLDERS for document in sorted(folder.glob("*.md"))]
+DOCUMENTS.remove(CHECKOUT / "CHANGELOG.md")  # it names what is gone
+OPTION = r"(?<![\w-])--[a-z][\w-]*\w"
+ACCELERATE = {"--multi_gpu", "--num_processes"}
+
+
+def options_of(path):
+    parameters = find(path).params
+    return {"--debug", "--help"}.union(*({*p.opts, *p.secondary_opts} for p in parameters))
+
+
+def test_documents_use_options_that_exist():
+    known = ACCELERATE.union({"--version"}, *(options_of(path) for path in commands()))
+    for script in sorted((CHECKOUT / "benchmarks").glob("*.py")):
+        known |= set(re.findall(OPTION, script.read_text(encoding="utf-8")))
+    wrong = set()
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8").replace("\\\n", " ")
+        wrong |= {(document.name, word) for word in re.findall(OPTION, text) if word not in known}
+        for name, words in re.findall(r"\bsteadygaze ([a-z-]+)( [^`\n|;]*)", text):
+            if name in ROOT.commands and not hasattr(find([name]), "commands") and name != "stress":
+                used = set(re.findall(OPTION, words)) - options_of([name])
+                wrong |= {(document.name, f"{name} {word}") for word in used}
+    assert not wrong
+
+
+def test_the_help_of_stress_lists_every_suite():
+    text = " ".join(help_of(["stress"]).split())
+    listed = text.partition("--suites SUITES")[2].partition("[required]")[0]
+    assert not [info.name for info in sg.list_suites() if not re.search(rf"\b{info.name}\b", listed)]
+
+
+@pytest.mark.parametrize("info", sg.list_losses(), ids=lambda info: info.name)
+def test_no_summary_of_a_loss_is_cut(info):
+    assert not info.summary.endswith("al.") and info.summary.count("(") == info.summary.count(")")
+
+
+def test_a_summary_of_two_lines_is_whole():
+    from steadygaze.training.losses.registry import LOSSES, Loss
+
+    @sg.register_loss("two_lines")
+    class TwoLines(Loss):
+        """Penalizes what lies outside of the object, as Ross et al.
+        (2017) do."""
+
+    try:
+        (info,) = (info for info in sg.list_losses() if info.name == "two_lines")
+        assert info.summary.endswith("as Ross et al. (2017) do.")
+    finally:
+        LOSSES.remove("two_lines")

@@ -93,7 +93,7 @@ def test_scores_and_aliases_share_maps(model, monkeypatch):
     methods = ["gae", "genatt", "rollout", "ixg"]
     frame = sg.verify(model, batches(1), methods=methods, score=["logit", "log_odds"]).to_pandas()
     assert seen == [["gae", "rollout", "ixg"], ["gae", "ixg"]], "an alias or an attention map was made twice"
-    assert len(frame) == 3 * 2 * 4 * 3, "an alias is the same row"
+    assert len(frame) == 3 * 2 * 4 * 3, "aliases are one row"
     same = frame.pivot_table(index=["image", "metric"], columns=["method", "score"], values="value")
     assert (same["rollout", "logit"] == same["rollout", "log_odds"]).all()
 

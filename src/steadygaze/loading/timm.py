@@ -50,7 +50,7 @@ def build_timm_model(name: str, options: ModelOptions) -> LoadedModel:
             if num_classes is not None and width is not None and num_classes != width:
                 raise CheckpointError(
                     f"{options.origin} does not fit num_classes={num_classes}: its classifier has {width:,} "
-                    f"classes. Leave it out, or give the weights that were trained with {num_classes} classes.",
+                    f"classes. Leave it out, or give weights that were trained with {num_classes} classes.",
                     option="num_classes",
                 )
             num_classes = width if num_classes is None else num_classes
@@ -110,19 +110,17 @@ def constructor_arguments(name: str) -> frozenset[str]:
 
 
 def check_model_size(
-    name: str, num_classes: int | None, arguments: Mapping[str, Any], weights: Weights, origin: str
+    name: str, num_classes: int, arguments: Mapping[str, Any], weights: Weights, origin: str
 ) -> None:
     """Raise `CheckpointError` if the model is much larger than the file, before its memory is allocated."""
     if name.startswith(HUB_PREFIXES) or not is_timm_name(name):
         return
     try:
-        classes = {} if num_classes is None else {"num_classes": num_classes}
-        model = _meta_model(name, **classes, **arguments)
+        needed = number_of_elements(name, num_classes=num_classes, **arguments)
     except Exception as error:  # of constructors that were given odd values
         raise CheckpointError(
             f"{origin}: {name} cannot be built with {dict(arguments)} ({type(error).__name__}: {error})"
         ) from error
-    needed = sum(tensor.numel() for tensor in model.state_dict().values())
     available = sum(tensor.numel() for tensor in weights.values())
     if needed > 2 * available + SPARE_ELEMENTS:
         raise CheckpointError(

@@ -220,10 +220,22 @@ def make_plan(
         columns = tuple(Column(m, s) for s in dict.fromkeys(scores) for m in chosen)
     else:
         columns = tuple(Column(m, default_score(m.score, outputs)) for m in chosen)
-    # aliases, such as gae of genatt, are one row: under the name that comes first
-    columns = tuple({(column.identity, column.score): column for column in reversed(columns)}.values())[::-1]
+    columns = _without_aliases(columns)
     columns = (*columns, *stored)
     return Plan(columns, names, checked_ratios(ratios or RATIOS), seed, fill, own_scores=not scores)
+
+
+def _without_aliases(columns: Sequence[Column]) -> tuple[Column, ...]:
+    """The columns, where aliases of one method (gae, genatt) are one: under the name that comes first.
+
+    Methods with options keep their names, which charts of these options read.
+    """
+    first: dict[tuple[object, ...], Column] = {}
+    for column in columns:
+        has_options = not isinstance(column.method, StoredMethod) and column.method.given
+        own: object = column.method.name if has_options else column.identity
+        first.setdefault((own, column.score), column)
+    return tuple(first.values())
 
 
 def choose(vit: ViT, methods: Sequence[str | Method]) -> list[Method]:

@@ -453,8 +453,9 @@ class StressRequest(Request):
     suites: str | Sequence[str] = option(
         ("corruptions",),
         "Suites, comma-separated; `steadygaze suites` lists them: corruptions, sequences, attacks, "
-        "occlusion, attention, synthetic, shift:NAME=FOLDER, neighbors:NAME=FOLDER (with train/ and test/, "
-        "or a published dataset), neighbors:NAME=TRAIN=TEST. For segmenters: segmentation.",
+        "occlusion, attention, synthetic, shift:NAME=FOLDER, cue_conflict:FOLDER, neighbors:NAME=FOLDER "
+        "(with train/ and test/, or a published dataset), neighbors:NAME=TRAIN=TEST. For segmenters: "
+        "segmentation; for models that answer questions: vqa:FOLDER.",
         python="Names of `sg.list_suites()`, such as corruptions, attacks, shift:NAME=FOLDER.",
         type=list[str],
         flags=("--suites", "-s"),

@@ -269,7 +269,7 @@ def list_losses() -> Listing[LossInfo]:
     infos = [
         LossInfo(
             name=name,
-            summary=(loss.__doc__ or "").strip().partition("\n")[0],
+            summary=" ".join((loss.__doc__ or "").strip().partition("\n\n")[0].split()),
             terms=loss.terms,
             options={
                 key: ("required" if option.is_required() else option.get_default(call_default_factory=True))
