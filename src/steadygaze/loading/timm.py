@@ -110,17 +110,19 @@ def constructor_arguments(name: str) -> frozenset[str]:
 
 
 def check_model_size(
-    name: str, num_classes: int, arguments: Mapping[str, Any], weights: Weights, origin: str
+    name: str, num_classes: int | None, arguments: Mapping[str, Any], weights: Weights, origin: str
 ) -> None:
     """Raise `CheckpointError` if the model is much larger than the file, before its memory is allocated."""
     if name.startswith(HUB_PREFIXES) or not is_timm_name(name):
         return
     try:
-        needed = number_of_elements(name, num_classes=num_classes, **arguments)
+        classes = {} if num_classes is None else {"num_classes": num_classes}
+        model = _meta_model(name, **classes, **arguments)
     except Exception as error:  # of constructors that were given odd values
         raise CheckpointError(
             f"{origin}: {name} cannot be built with {dict(arguments)} ({type(error).__name__}: {error})"
         ) from error
+    needed = sum(tensor.numel() for tensor in model.state_dict().values())
     available = sum(tensor.numel() for tensor in weights.values())
     if needed > 2 * available + SPARE_ELEMENTS:
         raise CheckpointError(
