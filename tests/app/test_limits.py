@@ -98,16 +98,15 @@ def test_a_call_that_takes_too_long_is_cancelled(hasty: str, visitor: Visitor, m
 
 
 def test_a_client_that_leaves_cancels_its_calls(loaded: LoadedModel) -> None:
-    with served(loaded, limits=Limits(**PATIENT, max_seconds=300)) as address:
+    with served(loaded, limits=Limits(**PATIENT, max_seconds=100_000)) as address:
         leaving, staying = Visitor(address), Visitor(address)
         image = leaving.upload(IMAGE_FILE)
         for _ in range(2):  # one that runs and one that waits
             leaving.start("explain", image, [LONG], PREDICTED, DEFAULT_SCORE, False)
         with leaving.messages() as messages:
             assert next(m for m in messages if m["msg"] == "progress")
-        begin = time.monotonic()
+        # unless they are cancelled, the calls of the other take hours, and this one is not answered
         assert staying.explain(staying.upload(IMAGE_FILE), "gae").error is None
-        assert time.monotonic() - begin < 240  # the calls of the other take longer
 
 
 @contextmanager
