@@ -1,6 +1,5 @@
 """Code that comes with a model is executed only on request, and transformers' own output stays away."""
 
-import io
 import json
 from pathlib import Path
 
@@ -35,16 +34,6 @@ def folder(tmp_path: Path) -> Path:
     transformers.ViTForImageClassification(config).save_pretrained(path)
     transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(path)
     return path
-
-
-@pytest.fixture
-def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that a stranger's code would create. Any question on standard input is answered with yes."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
-    monkeypatch.setattr("builtins.input", lambda *prompt: "y")
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    return tmp_path / "executed"
 
 
 def change(file: Path, **changes: object) -> None:

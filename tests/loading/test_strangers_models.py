@@ -1,6 +1,5 @@
 """Model folders from strangers: no code, no other files, no network, and bounded memory."""
 
-import io
 import json
 import os
 from contextlib import suppress
@@ -34,16 +33,6 @@ class StrangeBoth(CLIPProcessor):
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "dog"]
 VISION = {"image_size": 16, "patch_size": 8, "width": 24, "layers": 1, "head_width": 12}
 TEXT = {"context_length": 8, "vocab_size": 49408, "width": 8, "heads": 2, "layers": 1}
-
-
-@pytest.fixture
-def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that a stranger's code would create. Any question on standard input is answered with yes."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
-    monkeypatch.setattr("builtins.input", lambda *prompt: "y")
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    return tmp_path / "executed"
 
 
 @pytest.fixture
