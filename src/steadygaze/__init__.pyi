@@ -25,6 +25,10 @@ from .faithfulness.metric import register_metric as register_metric
 from .loading.load import LoadedModel as LoadedModel
 from .loading.load import list_models as list_models
 from .loading.load import load_model as load_model
+from .look.features import Features as Features
+from .look.features import features as features
+from .look.lens import Lens as Lens
+from .look.lens import lens as lens
 from .methods.explain import explain as explain
 from .methods.registry import list_methods as list_methods
 from .methods.registry import method as method

@@ -80,7 +80,8 @@ class Branch:
     scale: Float[Tensor, "b n"] | None  # s_i, of a norm inside the branch
 
 
-def _branch(trace: Trace, layer: int) -> Branch:
+def branch_of(trace: Trace, layer: int) -> Branch:
+    """The attention branch of a pre-norm block, from a trace with values."""
     block, seen = trace.vit.blocks[layer], trace.mixing(layer)
     assert block.parts is not None and seen.out is not None
     parts = block.parts()
@@ -95,7 +96,7 @@ def _branch(trace: Trace, layer: int) -> Branch:
 
 
 def _mix(trace: Trace, layer: int) -> Mixed:
-    branch, seen = _branch(trace, layer), trace.mixing(layer)
+    branch, seen = branch_of(trace, layer), trace.mixing(layer)
     parts, x, after = branch.parts, branch.x, branch.after
     assert seen.v is not None
     heads, width = seen.v.shape[1], seen.v.shape[-1]
@@ -224,7 +225,7 @@ def _tokentm(a: Tensor, g: Tensor) -> Tensor:
 )
 def tokentm(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     """TokenTM: attention x positive gradient, weighted by how length and direction of tokens change."""
-    branch = _branch(trace, layer)
+    branch = branch_of(trace, layer)
     a, g = trace.attention(layer)
     out = trace.run.hidden[layer + 1].detach()
     matrix = a.mean(1) * _transformation(branch.x, branch.after)[:, None] * g.relu().mean(1)

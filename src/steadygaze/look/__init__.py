@@ -1,0 +1,1 @@
+"""Looking at a model before explaining it: attention, features, what its layers write, outlier tokens."""
