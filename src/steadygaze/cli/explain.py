@@ -3,7 +3,6 @@ manifest.json out."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
     ImageFile = Path | Item  # an item is an image of a stream
 
-MAX_NAME = 120  # bytes of an image's name in names of files
 GRID_IMAGES, GRID_ROWS, GRID_COLUMNS = 12, 36, 24  # most images, rows and methods in grid.png
 TABLE_ROWS = 20  # images in the printed table
 MIN_OVERLAY_SIZE = 224  # smaller images are enlarged before the overlay is drawn
@@ -551,19 +549,13 @@ def source_of(file: ImageFile) -> Path | EncodedImage:
 
 def unique_names(image_files: Sequence[ImageFile]) -> dict[ImageFile, str]:
     """A short name for each file: its stem or key, with folders or a number added where these are equal."""
-    names: dict[ImageFile, str] = {}
-    taken: set[str] = set()
-    for file in image_files:
-        words = (*file.parts[:-1], file.stem) if isinstance(file, Path) else tuple(file.name.split("/"))
-        parts = [re.sub(r"[^\w.-]+", "-", word) for word in words if word not in ("/", ".", "..")]
-        joined = ["-".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]
-        # file systems allow names of 255 bytes, and method and class are added
-        choices = [text.encode("utf-8", "replace")[:MAX_NAME].decode("utf-8", "ignore") for text in joined]
-        unused = (choice for choice in choices if choice.lower() not in taken)
-        name = next(unused, f"{choices[0]}-{len(taken)}")
-        taken.add(name.lower())  # some file systems do not distinguish A.png from a.png
-        names[file] = name
-    return names
+    from steadygaze.data.images import unique_names as unique_image_names
+
+    words = [
+        (*file.parts[:-1], file.stem) if isinstance(file, Path) else tuple(file.name.split("/"))
+        for file in image_files
+    ]
+    return dict(zip(image_files, unique_image_names(words), strict=True))
 
 
 def explain_files(

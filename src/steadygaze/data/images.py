@@ -23,14 +23,16 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import stat
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,6 +55,7 @@ SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffi
 MAX_SIDE = 65_535  # pixels; also the largest side of a JPEG file
 MAX_PIXELS = 89_000_000  # below the number from which on PIL warns; up to 400 MB as RGB
 MAX_ASPECT = 100  # longer side / shorter side: preprocessing scales the shorter side to that of the model
+MAX_NAME = 120  # bytes of an image's name in names of files
 ROWS_AT_ONCE = 2**22  # number of pixels that are converted from 16 to 8 bits at once
 SOURCE_KEY = "steadygaze_source"  # in `Image.info`: the file's name, for errors of preprocessing
 TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
@@ -145,6 +148,72 @@ def read_image(source: Source) -> Image.Image:
         rgb = to_rgb(ImageOps.exif_transpose(image))
     rgb.info[SOURCE_KEY] = _name(source)
     return rgb
+
+
+def any_image(image: Any) -> Image.Image:
+    """One image as people have it, as upright 8-bit RGB.
+
+    Args:
+        image: A path, a PIL image, or a numpy array (H, W, 3) or (H, W) of uint8.
+
+    Raises:
+        ImageError: If a file or a PIL image cannot be read.
+        InputError: If it is anything else.
+
+    Examples:
+        >>> any_image(np.zeros((4, 6, 3), np.uint8)).size
+        (6, 4)
+    """
+    if isinstance(image, (str, Path)):
+        return read_image(image)
+    if isinstance(image, Image.Image):
+        try:
+            return to_rgb(ImageOps.exif_transpose(image))
+        except Exception as error:  # a lazily opened file, whose decoder may raise anything
+            name = getattr(image, "filename", "") or "image in memory"
+            raise ImageError(f"{name}: does not decode as an image ({first_line(error)})") from error
+    if not isinstance(image, np.ndarray):
+        raise InputError(
+            f"image: expected a path, a PIL image or a numpy array (H, W, 3) of uint8, got "
+            f"{type(image).__name__}"
+        )
+    expected = "image: expected a numpy array (H, W, 3) of uint8"
+    if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
+        first = image.ndim == 3 and image.shape[0] == 3
+        hint = ". The channels are first: use image.transpose(1, 2, 0)" if first else ""
+        raise InputError(f"{expected}, got shape {image.shape} of {image.dtype}{hint}")
+    if image.dtype != np.uint8:
+        raise InputError(
+            f"{expected}, got {image.dtype}. Pixels in 0..1: use (image * 255).round().astype('uint8'). "
+            "Preprocessed images: give a tensor (B, 3, H, W)"
+        )
+    check_bounds(image.shape[1], image.shape[0])
+    return Image.fromarray(np.ascontiguousarray(image)).convert("RGB")
+
+
+def unique_names(names: Iterable[Sequence[str]]) -> list[str]:
+    """A short name for each image, usable as part of a file name.
+
+    Args:
+        names: The parts of each name, such as folders and stem: the last one is its name, with those before
+            it or a number added where names are equal.
+
+    Examples:
+        >>> unique_names([("a", "cat"), ("b", "cat"), ("a", "my dog")])
+        ['cat', 'b-cat', 'my-dog']
+    """
+    unique: list[str] = []
+    taken: set[str] = set()
+    for words in names:
+        parts = [re.sub(r"[^\w.-]+", "-", word) for word in words if word not in ("/", ".", "..")]
+        joined = ["-".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]
+        # file systems allow names of 255 bytes, and method and class are added
+        choices = [text.encode("utf-8", "replace")[:MAX_NAME].decode("utf-8", "ignore") for text in joined]
+        unused = (choice for choice in choices if choice.lower() not in taken)
+        name = next(unused, f"{choices[0]}-{len(taken)}")
+        taken.add(name.lower())  # some file systems do not distinguish A.png from a.png
+        unique.append(name)
+    return unique
 
 
 def image_size(source: Source) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -90,11 +90,19 @@ class OwnPreprocess(Preprocess):
         return copy.deepcopy(steps)
 
 
-def own_preprocess(transform: Any, size: tuple[int, int] | None = None) -> Preprocess:
+def own_preprocess(
+    transform: Any,
+    size: tuple[int, int] | None = None,
+    *,
+    option: str = "preprocess",
+    probes: Sequence[tuple[int, int]] = PROBES,
+) -> Preprocess:
     """The preprocessing that a user gave: ours, an image processor of transformers, or any callable.
 
     Args:
         size: (height, width) of all images, for a callable that does not resize.
+        option: The argument that it was given as, for errors.
+        probes: (width, height) of the blank images that show the size of the result.
 
     Examples:
         >>> from torchvision.transforms import CenterCrop, Compose, Normalize, Resize, ToTensor
@@ -109,11 +117,11 @@ def own_preprocess(transform: Any, size: tuple[int, int] | None = None) -> Prepr
         return Preprocess.from_transformers(transform)
     if not callable(transform):
         raise InputError(
-            "expected a callable from an image of PIL to a tensor (3, H, W), such as a Compose of "
+            f"{option}: expected a callable from an image of PIL to a tensor (3, H, W), such as a Compose of "
             f"torchvision, got {type(transform).__name__}",
-            option="preprocess",
+            option=option,
         )
-    height, width = _result_size(transform, size)
+    height, width = _result_size(transform, size, option, probes)
     config: dict[str, Any] = {"transform": _description(transform), "input_size": (3, height, width)}
     config |= _normalization(transform) | _geometry(transform, (height, width))
     return OwnPreprocess(config, transform)
@@ -163,16 +171,18 @@ def _geometry(transform: Any, size: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def _result_size(transform: Transform, size: tuple[int, int] | None) -> tuple[int, int]:
+def _result_size(
+    transform: Transform, size: tuple[int, int] | None, option: str, probes: Sequence[tuple[int, int]]
+) -> tuple[int, int]:
     """(height, width) of the result, which is checked on blank images."""
     sizes = []
-    for probe in PROBES if size is None else [size[::-1]]:
+    for probe in probes if size is None else [size[::-1]]:
         try:
             result: Any = transform(Image.new("RGB", probe, (127, 127, 127)))
         except Exception as error:  # whatever a user's function raises
             raise InputError(
-                f"preprocess fails on an RGB image of PIL ({type(error).__name__}: {first_line(error)})",
-                option="preprocess",
+                f"{option} fails on an RGB image of PIL ({type(error).__name__}: {first_line(error)})",
+                option=option,
             ) from error
         shape = tuple(getattr(result, "shape", ()))
         if (
@@ -183,9 +193,9 @@ def _result_size(transform: Transform, size: tuple[int, int] | None) -> tuple[in
         ):
             got = f"{result.dtype} {shape}" if isinstance(result, Tensor) else type(result).__name__
             raise InputError(
-                f"preprocess: expected a floating-point tensor (3, H, W) for an image of PIL, got {got}; "
+                f"{option}: expected a floating-point tensor (3, H, W) for an image of PIL, got {got}; "
                 "end it with ToTensor and Normalize",
-                option="preprocess",
+                option=option,
             )
         sizes.append((int(shape[1]), int(shape[2])))
     if len(set(sizes)) > 1:

@@ -4,6 +4,7 @@
 | --- | --- |
 | `load.py` | `load_model`, the entry point, and `list_models` |
 | `loaded.py` | `LoadedModel`, its result; `ModelOptions`, how a model is built |
+| `inputs.py` | `prepare_inputs`: images as people have them, preprocessed for the model |
 | `build.py` | `build_model`, the one factory: for `load_model`, recipes and run folders |
 | `timm.py`, `torchvision.py`, `transformers.py`, `open_clip.py` | one library each |
 | `run_folder.py` | models that `steadygaze train` wrote |

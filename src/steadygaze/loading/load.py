@@ -186,6 +186,8 @@ def load_model(
     given = None if preprocess is None else _given_preprocess(preprocess, image_size, mean, std)
     if isinstance(model, LoadedModel):
         loaded = model if checkpoint is None else _from_module(model.model, checkpoint, model)
+    elif is_pipeline(model):
+        loaded = _from_module(model.model, checkpoint, from_pipeline(model))  # type: ignore[union-attr]
     elif isinstance(model, nn.Module):
         if model_kwargs:
             raise InputError(
@@ -313,8 +315,8 @@ def _from_module(
     if isinstance(given, LoadedModel):
         loaded = given
     else:
-        name, source, own_preprocess, class_names = _identify(module)
-        preprocess = given or own_preprocess or stated()
+        name, source, class_names = identify(module)
+        preprocess = given or declared_preprocess(module) or stated()
         if preprocess is None:
             raise InputError(
                 f"the preprocessing of {type(module).__name__} is not known: it has neither a pretrained_cfg "
@@ -328,18 +330,49 @@ def _from_module(
     return replace(loaded, weights_hash=weights_hash(module), checkpoint=origin)
 
 
-def _identify(module: nn.Module) -> tuple[str, str, Preprocess | None, tuple[str, ...] | None]:
-    """Name, library, preprocessing and class names of a module, as far as it carries them."""
+def identify(module: nn.Module) -> tuple[str, str, tuple[str, ...] | None]:
+    """Name, library and class names of a module, as far as it carries them."""
     timm_config: Any = getattr(module, "pretrained_cfg", None)
     if timm_config:
         name = str(timm_config.get("architecture") or type(module).__name__)
-        return name, "timm", Preprocess.from_timm_model(module), imagenet_class_names(module)
+        return name, "timm", imagenet_class_names(module)
     config: Any = getattr(module, "config", None)
     if hasattr(config, "id2label"):
         path = str(getattr(config, "_name_or_path", "") or "")
-        preprocess = None
-        if path:
-            with suppress(OSError, ValueError):  # no image processor there
-                preprocess = read_preprocess(path)
-        return path or type(module).__name__, "transformers", preprocess, config_class_names(module)
-    return type(module).__name__, type(module).__module__.partition(".")[0], None, None
+        return path or type(module).__name__, "transformers", config_class_names(module)
+    return type(module).__name__, type(module).__module__.partition(".")[0], None
+
+
+def declared_preprocess(module: nn.Module) -> Preprocess | None:
+    """The preprocessing that a module declares; None if it declares none.
+
+    A module of timm has a `pretrained_cfg`; one of transformers has an image processor beside its weights.
+    """
+    if getattr(module, "pretrained_cfg", None):
+        return Preprocess.from_timm_model(module)
+    config: Any = getattr(module, "config", None)
+    path = str(getattr(config, "_name_or_path", "") or "")
+    if hasattr(config, "id2label") and path:
+        with suppress(OSError, ValueError):  # no image processor there
+            return read_preprocess(path)
+    return None
+
+
+def is_pipeline(model: Any) -> bool:
+    """Whether it is an object of `transformers.pipeline` for images, known by what it holds."""
+    module, processor = getattr(model, "model", None), getattr(model, "image_processor", None)
+    return isinstance(module, nn.Module) and processor is not None and not isinstance(model, nn.Module)
+
+
+def from_pipeline(pipeline: Any) -> LoadedModel:
+    """The model of a pipeline with its image processor and class names; the weights are not hashed."""
+    name, source, class_names = identify(pipeline.model)
+    return LoadedModel(
+        pipeline.model,
+        name,
+        own_preprocess(pipeline.image_processor),
+        class_names,
+        source=source,
+        task=own_task(pipeline.model),
+        tokenizer=getattr(pipeline, "tokenizer", None),
+    )
