@@ -73,7 +73,7 @@ def features(
         >>> import steadygaze as sg, torch
         >>> f = sg.features(sg.load_model("embedded"), torch.zeros(2, 3, 32, 32))
         >>> f.values.shape, f.pca().colors.shape, f.similarity(0, point=(3, 4)).shape
-        (torch.Size([2, 8, 8, 96]), torch.Size([2, 8, 8, 3]), torch.Size([2, 8, 8]))
+        (torch.Size([2, 8, 8, 128]), torch.Size([2, 8, 8, 3]), torch.Size([2, 8, 8]))
     """
     if part not in PARTS:
         raise UnknownNameError("part", part, PARTS)

@@ -77,7 +77,7 @@ def lens(
         >>> import steadygaze as sg, torch
         >>> seen = sg.lens(sg.load_model("embedded"), torch.zeros(1, 3, 32, 32), target="cat")
         >>> seen.patches.shape, seen.heads.shape  # images, layers, grid; images, layers, heads
-        (torch.Size([1, 6, 8, 8]), torch.Size([1, 6, 3]))
+        (torch.Size([1, 6, 8, 8]), torch.Size([1, 6, 4]))
         >>> written = seen.embedding + seen.attention.sum(1) + seen.mlp.sum(1) + seen.bias
         >>> torch.allclose(written, seen.logit, atol=1e-4)
         True
