@@ -46,12 +46,16 @@ def cell_image(
 
 
 def overlay(
-    values: Float[Tensor, "h w"], image: Image.Image, *, percentile: float = 99.0, signed: bool = False
+    values: Float[Tensor, "h w"], image: Image.Image, *, full: float | None = None, signed: bool = False
 ) -> Image.Image:
-    """A map drawn over an image: 0 is transparent, a percentile of the magnitudes has the full color."""
+    """A map drawn over an image, from transparent at 0 to the full color.
+
+    Args:
+        full: The value with the full color; by default the 99th percentile of the map's magnitudes.
+    """
     scores = values.detach().to("cpu", torch.float64)
     scores = scores if signed else scores.clamp(min=0)
-    scores = (scores / (robust_scale(scores.numpy(), percentile) or 1.0)).clamp(-1, 1)
+    scores = (scores / (full or robust_scale(scores.numpy()) or 1.0)).clamp(-1, 1)
     shown = resized(scores, (image.height, image.width), "bicubic").clamp(-1, 1).numpy()
     return paint(shown, image, signed=signed)
 

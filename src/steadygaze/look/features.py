@@ -28,7 +28,7 @@ from steadygaze.files import write_npz, write_png
 from steadygaze.loading.inputs import prepare_inputs
 from steadygaze.look.drawing import IMAGE_SUFFIXES, cell_image, overlay
 from steadygaze.notebook import to_png
-from steadygaze.results.drawing import Row, tile
+from steadygaze.results.drawing import Row, robust_scale, tile
 from steadygaze.trace import Seam, Want
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.contexts import evaluation_mode, without_autocast
@@ -244,11 +244,13 @@ class Features:
             maps, heading = self.similarity(image, point), f"similar to patch {tuple(point)}"
         else:
             raise UnknownNameError("figure", kind, ("pca", "similarity", "norms"))
+        # one scale for all images: equal colors are equal numbers
+        full = robust_scale(maps.detach().clamp(min=0).float().cpu().numpy())
         rows = []
         for number in range(len(self)):
             marked = point if kind == "similarity" and number == image % len(self) else None
             original = cell_image(self.images, number, self.grid, cell, mark=marked)
-            rows.append(Row([original, overlay(maps[number], original)], self.names[number]))
+            rows.append(Row([original, overlay(maps[number], original, full=full)], self.names[number]))
         return tile(rows, ["image", heading], cell=cell)
 
     def save(self, path: str | Path) -> Path:
