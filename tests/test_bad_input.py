@@ -65,8 +65,10 @@ def test_targets(target: Any, message: str) -> None:
         (IMAGES[:0], "empty batch"),
         (torch.where(IMAGES > 2, torch.nan, IMAGES), "NaN or infinite"),
         (torch.where(IMAGES > 2, torch.inf, IMAGES), "NaN or infinite"),
-        (IMAGES.numpy(), "got ndarray. Make a tensor"),
-        ([1, 2], "got list"),
+        (IMAGES.numpy(), r"got float64 of shape \(2, 3, 12, 12\).*torch.from_numpy"),
+        ([1, 2], "got a list with int"),
+        ([], "empty list"),
+        (list(IMAGES), "torch.stack"),
         (None, "got NoneType"),
     ],
 )
@@ -177,13 +179,16 @@ def test_scores(method: str, score: Any) -> None:
     [
         (nn.Linear(3, 2), "torch.nn.modules.linear.Linear is not a vision transformer"),
         (nn.Sequential(nn.Flatten(), nn.Linear(432, 5)), "Sequential is not a vision transformer"),
-        ("deit_tiny_patch16_224", "expected a model, got the name"),
         (None, "got NoneType"),
         (tiny("class", global_pool=""), "no pooled head"),
     ],
 )
 def test_models(model: Any, message: str) -> None:
     refuse(sg.UnsupportedModelError, message, sg.explain, model, IMAGES)
+
+
+def test_a_view_needs_a_model_not_its_name() -> None:
+    refuse(sg.UnsupportedModelError, "expected a model, got the name", sg.adapt, "deit_tiny_patch16_224")
 
 
 def test_a_view_that_does_not_give_the_models_logits() -> None:

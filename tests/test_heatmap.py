@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 
 from steadygaze.errors import InputError
-from steadygaze.results.attribution import Attribution, overlay_name
-from steadygaze.results.comparison import comparison_grid
+from steadygaze.results.attribution import Attribution, comparison_grid, overlay_name
 from steadygaze.results.drawing import COOL, WARM, Row, paint, ramp, robust_scale, tile, to_pil_image
 from steadygaze.target import percent
 

@@ -34,7 +34,7 @@ def draw_explain(checkpoint: Path | None) -> None:
     from skimage import data
 
     import steadygaze as sg
-    from steadygaze.results.comparison import comparison_grid
+    from steadygaze.results.attribution import comparison_grid
 
     loaded = sg.load_model("deit_tiny_patch16_224", checkpoint=checkpoint)
     photos = [Image.fromarray(getattr(data, name)()) for name in PHOTOS]

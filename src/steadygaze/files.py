@@ -29,6 +29,17 @@ PART = ".part"  # end of the name of a file that is being written
 LEFTOVER_SECONDS = 5.0  # between the creation of such a file and its lock
 UNLOCKABLE_SECONDS = 24 * 3600.0  # the same where locks are unknown
 CLAIM_SECONDS = 10.0  # that the owner of a claim has to write its file
+FIGURE_FORMATS = {  # of files that hold one figure: suffix -> PIL's name
+    ".png": "PNG",
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".webp": "WEBP",
+    ".pdf": "PDF",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".bmp": "BMP",
+    ".gif": "GIF",
+}
 _NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
@@ -84,6 +95,13 @@ def _errors_of(path: Path) -> Iterator[None]:
 def write_png(path: str | Path, image: Image) -> Path:
     """Write an image as PNG, with `write_atomic`."""
     return write_atomic(path, lambda file: image.save(file, "PNG"))
+
+
+def write_figure(path: str | Path, image: Image) -> Path:
+    """Write an image in the format of the suffix, one of `FIGURE_FORMATS`, with `write_atomic`."""
+    path = Path(path)
+    make_parent(path)
+    return write_atomic(path, lambda file: image.save(file, FIGURE_FORMATS[path.suffix.lower()]))
 
 
 def write_npz(path: str | Path, arrays: Mapping[str, Any]) -> Path:

@@ -412,8 +412,7 @@ def write_results(results: Results) -> None:
 
 def draw_grid(results: Results) -> Image.Image:
     """The methods side by side, as far as `grid_extent` allows."""
-    from steadygaze.results.attribution import concatenate
-    from steadygaze.results.comparison import comparison_grid
+    from steadygaze.results.attribution import comparison_grid, concatenate
 
     images, classes, methods = results.grid_extent
     attributions = {

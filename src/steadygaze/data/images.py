@@ -52,6 +52,7 @@ FORMATS = {  # PIL's name of each format that is read, and its suffixes
     "PPM": (".ppm", ".pgm"),
 }
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+IMAGE_KINDS = "a path, a PIL image or a numpy array (H, W, 3) of uint8"
 MAX_SIDE = 65_535  # pixels; also the largest side of a JPEG file
 MAX_PIXELS = 89_000_000  # below the number from which on PIL warns; up to 400 MB as RGB
 MAX_ASPECT = 100  # longer side / shorter side: preprocessing scales the shorter side to that of the model
@@ -173,20 +174,17 @@ def any_image(image: Any) -> Image.Image:
             name = getattr(image, "filename", "") or "image in memory"
             raise ImageError(f"{name}: does not decode as an image ({first_line(error)})") from error
     if not isinstance(image, np.ndarray):
-        raise InputError(
-            f"image: expected a path, a PIL image or a numpy array (H, W, 3) of uint8, got "
-            f"{type(image).__name__}"
-        )
-    expected = "image: expected a numpy array (H, W, 3) of uint8"
-    if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
-        first = image.ndim == 3 and image.shape[0] == 3
-        hint = ". The channels are first: use image.transpose(1, 2, 0)" if first else ""
-        raise InputError(f"{expected}, got shape {image.shape} of {image.dtype}{hint}")
+        raise InputError(f"image: expected {IMAGE_KINDS}, got {type(image).__name__}")
+    got = f"image: expected a numpy array (H, W, 3) of uint8, got {image.dtype} of shape {image.shape}"
     if image.dtype != np.uint8:
         raise InputError(
-            f"{expected}, got {image.dtype}. Pixels in 0..1: use (image * 255).round().astype('uint8'). "
-            "Preprocessed images: give a tensor (B, 3, H, W)"
+            f"{got}. Pixels in 0..1: use (image * 255).round().astype('uint8'). Preprocessed images: give a "
+            "tensor (B, 3, H, W), as torch.from_numpy makes it"
         )
+    if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
+        first = image.ndim == 3 and image.shape[0] == 3
+        hint = "The channels are first: use image.transpose(1, 2, 0)" if first else "Convert it to RGB"
+        raise InputError(f"{got}. {hint}")
     check_bounds(image.shape[1], image.shape[0])
     return Image.fromarray(np.ascontiguousarray(image)).convert("RGB")
 

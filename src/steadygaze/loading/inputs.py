@@ -21,10 +21,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from steadygaze.data.images import any_image, images_in, unique_names
+from steadygaze.data.images import IMAGE_KINDS, any_image, images_in, unique_names
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.data.transforms import own_preprocess
-from steadygaze.errors import InputError
+from steadygaze.errors import InputError, UnsupportedModelError
 from steadygaze.loading.load import declared_preprocess, from_pipeline, is_pipeline, load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.vit.adapt import unwrapped
@@ -32,10 +32,7 @@ from steadygaze.vit.clean_forward import check_plain
 from steadygaze.vit.image_range import display_pixels
 from steadygaze.vit.view import ViT
 
-KINDS = (
-    "a path, a PIL image, a numpy array (H, W, 3) of uint8, a list or a folder of them, or a preprocessed "
-    "floating-point tensor (B, 3, H, W)"
-)
+KINDS = f"{IMAGE_KINDS}, a list or a folder of them, or a preprocessed floating-point tensor (B, 3, H, W)"
 OneImage = str | Path | Image.Image | np.ndarray
 Images = OneImage | Sequence[OneImage] | Tensor
 
@@ -102,6 +99,7 @@ def prepare_inputs(
             option="transform",
         )
     batch = torch.stack(tensors)
+    _check_question(_module(model), batch)
     parameter = next(_module(model).parameters(), batch)
     names = unique_names(_name(source, number) for number, source in enumerate(sources))
     shown = _shown(preprocess, model, batch)
@@ -134,7 +132,7 @@ def _by_name(name: str) -> LoadedModel:
 def _module(model: Any) -> nn.Module:
     module: nn.Module = model.model if isinstance(model, ViT) else unwrapped(model)
     if not isinstance(module, nn.Module):
-        raise InputError(
+        raise UnsupportedModelError(
             "model: expected a name, a module, the result of load_model or a pipeline of transformers, got "
             f"{type(model).__name__}"
         )
@@ -162,6 +160,18 @@ def _preprocess(model: Any, transform: Any, example: Image.Image) -> Preprocess:
     return declared
 
 
+def _check_question(module: nn.Module, images: Tensor) -> None:
+    """`InputError` if a question was made with an image of another size, by its model's own processor."""
+    prepared = getattr(module, "prepared", None)
+    if isinstance(prepared, Tensor) and prepared.shape[-2:] != images.shape[-2:]:
+        height, width = prepared.shape[-2:]
+        raise InputError(
+            f"images: expected images of {height} x {width}, as the processor of this model prepared the one "
+            f"that the prompt is about, got {images.shape[-2]} x {images.shape[-1]}. Give that image: the "
+            "question has it as `prepared` (of a loaded model: asked.model.prepared)"
+        )
+
+
 def _is_question(module: nn.Module) -> bool:
     """Whether the module is one of ours around a model, which gets the images as they are."""
     return type(module).__module__.startswith("steadygaze.")
@@ -174,7 +184,7 @@ def _sources(images: Any) -> list[Any]:
     if isinstance(images, Image.Image):
         return [images]
     if isinstance(images, np.ndarray):
-        return list(images) if images.ndim == 4 else [images]
+        return list(images) if images.ndim == 4 and images.dtype == np.uint8 else [images]
     if not isinstance(images, (list, tuple)):
         raise InputError(f"images: expected {KINDS}, got {type(images).__name__}")
     if not images:

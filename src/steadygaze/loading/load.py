@@ -144,8 +144,8 @@ def load_model(
     """Load a model in evaluation mode, with its preprocessing and class names.
 
     Args:
-        model: A name or folder (see the table of this module), or a module of timm, transformers or any other
-            library. A module is not copied and keeps its mode.
+        model: A name or folder (see the table of this module), a module of timm, transformers or any other
+            library, or an object of `transformers.pipeline`. A module is not copied and keeps its mode.
         checkpoint: Weights to be loaded, a .safetensors, .pth, .pt or .bin file.
         num_classes: Width of the classifier; by default that of the checkpoint, or the model's own.
         device: By default the CPU, and for a module the device it is on.
@@ -187,7 +187,8 @@ def load_model(
     if isinstance(model, LoadedModel):
         loaded = model if checkpoint is None else _from_module(model.model, checkpoint, model)
     elif is_pipeline(model):
-        loaded = _from_module(model.model, checkpoint, from_pipeline(model))  # type: ignore[union-attr]
+        held = from_pipeline(model)
+        loaded = _from_module(held.model, checkpoint, held)
     elif isinstance(model, nn.Module):
         if model_kwargs:
             raise InputError(

@@ -6,12 +6,14 @@ class; a method that only reads attention uses a forward pass that runs anyway.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, overload
 from warnings import warn
 
 import torch
 from torch import Tensor, nn
 
+from steadygaze.data.transforms import Transform
 from steadygaze.errors import (
     BrokenMapError,
     DegenerateMapWarning,
@@ -19,6 +21,7 @@ from steadygaze.errors import (
     InputError,
     MethodUnavailableError,
 )
+from steadygaze.loading.inputs import Images, prepare_inputs
 from steadygaze.methods.aggregate import layers, shares
 from steadygaze.methods.registry import (
     DEFAULT,
@@ -34,7 +37,7 @@ from steadygaze.questions.ask import display_names, each_region, pose
 from steadygaze.questions.detections import Detection
 from steadygaze.questions.regions import Region
 from steadygaze.questions.vqa import VisualQuestion
-from steadygaze.results.attribution import SHOWN_IN_NOTEBOOK, Attribution, concatenate
+from steadygaze.results.attribution import Attribution, concatenate
 from steadygaze.results.comparison import Attributions
 from steadygaze.target import (
     CallableTarget,
@@ -48,9 +51,9 @@ from steadygaze.target import (
 from steadygaze.trace import PLAIN, Forward, Query, Rules, Trace, Want, forward
 from steadygaze.trace.completeness import Shares, position_tokens
 from steadygaze.vit.adapt import adapt
-from steadygaze.vit.clean_forward import CleanForward, check_plain
+from steadygaze.vit.clean_forward import CleanForward
 from steadygaze.vit.contexts import constant_weights, evaluation_mode, without_autocast
-from steadygaze.vit.image_range import display_pixels, range_note
+from steadygaze.vit.image_range import range_note
 from steadygaze.vit.view import ViT
 
 
@@ -61,7 +64,7 @@ class HoldsModel(Protocol):
     def model(self) -> nn.Module: ...
 
 
-Model = nn.Module | ViT | HoldsModel
+Model = nn.Module | ViT | HoldsModel | str | Path
 MethodName = str | Method
 Methods = list[str] | list[Method] | list[MethodName] | tuple[MethodName, ...]
 Targets = Target | str | Region | Detection | Sequence[str] | Sequence[Region] | Sequence[Detection]
@@ -70,21 +73,23 @@ Targets = Target | str | Region | Detection | Sequence[str] | Sequence[Region] |
 @overload
 def explain(
     model: Model,
-    images: Tensor,
+    images: Images,
     target: Targets = None,
     method: MethodName = DEFAULT,
     *,
     score: str | None = None,
+    transform: Transform | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Attribution: ...
 @overload
 def explain(
     model: Model,
-    images: Tensor,
+    images: Images,
     target: Targets = None,
     *,
     method: Methods,
     score: str | None = None,
+    transform: Transform | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Attributions: ...
 def explain(
@@ -94,14 +99,17 @@ def explain(
     method: Any = DEFAULT,
     *,
     score: str | None = None,
+    transform: Transform | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Attribution | Attributions:
     """Compute attribution maps: how much evidence each patch of an image is for a class.
 
     Args:
-        model: A vision transformer of timm, transformers or torchvision, the result of `load_model`, of `ask`
-            or of `zero_shot`, or a `ViT`.
-        images: Images preprocessed for the model, (B, 3, H, W), floating point.
+        model: A vision transformer of timm, transformers or torchvision, a name or folder for `load_model`,
+            the result of `load_model`, of `ask` or of `zero_shot`, an object of `transformers.pipeline`, or a
+            `ViT`.
+        images: A path, a PIL image, a numpy array (H, W, 3) of uint8, a list or folder of them; or images
+            preprocessed for the model, a floating-point tensor (B, 3, H, W). All are one batch.
         target: The class to explain: None (the predicted one), an index or a name, one index per image, (B,
             K) for several per image, or a callable logits -> (B,) that returns the quantity itself. For a
             multi-label model a label (None: the most probable); for a regression model the index of a value;
@@ -111,16 +119,21 @@ def explain(
         method: A name such as "gaze" or "ixg+plus", a `steadygaze.method(...)`, or a list of them.
         score: The quantity of the class to explain: "logit", "log_prob", "log_odds", "contrast" or "prob";
             None is the method's own. A label has no contrast; of a value, the value itself is explained.
+        transform: How images that are not a tensor are preprocessed: a callable from an RGB image of PIL to a
+            tensor (3, H, W), such as a `Compose` of torchvision. By default the preprocessing of the loaded
+            model, or the one that a module of timm or transformers declares.
         on_progress: Called with a `Progress` during long searches. An interrupted search returns the map of
             the runs that were done, with a `PartialMapWarning`.
 
     Returns:
         An `Attribution`, whose `scores` (B, rows, columns) are signed: higher is more evidence for the class.
-        For a list of methods, `Attributions`, a dict of them by name. Both show themselves in a notebook; for
-        that, they keep the first 12 images in 8 bits.
+        For a list of methods, `Attributions`, a dict of them by name. Both show themselves in a notebook, and
+        keep the images in 8 bits, so that `overlay()`, `figure()` and `save("map.png")` need no argument.
 
     Raises:
-        InputError: If images, target or score do not fit the model.
+        InputError: If images, target or score do not fit the model, or how the model preprocesses images is
+            not known.
+        ImageError: If an image file cannot be read.
         UnknownNameError: If a method, class or score is not known.
         MethodUnavailableError: If a method cannot explain this model.
         UnsupportedModelError: If the model is not a vision transformer that `adapt` can view.
@@ -131,17 +144,33 @@ def explain(
         >>> loaded = load_model("embedded")
         >>> explain(loaded, torch.zeros(1, 3, 32, 32), target="cat").scores.shape
         torch.Size([1, 8, 8])
+
+        One line, from a file to a figure:
+
+        ```python
+        sg.explain("deit_tiny_patch16_224", "cat.jpg").save("map.png")
+        ```
     """
-    check_plain(images)
-    regions = each_region(target, images)
-    if regions is not None:
-        parts: list[Any] = [
-            explain(model, images[i : i + 1], region, method=method, score=score, on_progress=on_progress)
+    inputs = prepare_inputs(model, images, transform)
+    regions = each_region(target, inputs.images)
+    if regions is None:
+        results = _explain(inputs.model, inputs.images, target, method, score, on_progress)
+    else:
+        parts = [
+            _explain(inputs.model, inputs.images[i : i + 1], region, method, score, on_progress)
             for i, region in enumerate(regions)
         ]
-        if isinstance(parts[0], Attribution):
-            return concatenate(parts)
-        return Attributions({name: concatenate([part[name] for part in parts]) for name in parts[0]})
+        results = {name: concatenate([part[name] for part in parts]) for name in parts[0]}
+    kept = {
+        name: replace(result, images=inputs.shown, names=inputs.names) for name, result in results.items()
+    }
+    return next(iter(kept.values())) if isinstance(method, (str, Method)) else Attributions(kept)
+
+
+def _explain(
+    model: Any, images: Tensor, target: Any, method: Any, score: str | None, on_progress: OnProgress
+) -> dict[str, Attribution]:
+    """`explain` for preprocessed images with one target for all of them, by the name of the method."""
     classifier, target = pose(model, images, target)
     vit = adapt(classifier)
     target = vit.plan.main_value if target is None else target
@@ -149,15 +178,10 @@ def explain(
     chosen = list({m.name: m for m in requested.values()}.values())
     clean = CleanForward.of(vit, images)
     if note := range_note(classifier, clean.images):
-        warn(note, ImagesOutOfRangeWarning, stacklevel=2)
+        warn(note, ImagesOutOfRangeWarning, stacklevel=3)
     results = explain_batch(clean, target, chosen, score, on_progress, details=True)
-    # for notebooks: the class names, and the first images as the given model saw them
     classes = display_names(classifier, results[chosen[0].name].logits.shape[1])
-    pixels = display_pixels(model, clean.images[:SHOWN_IN_NOTEBOOK])
-    results = {name: replace(result, classes=classes, pixels=pixels) for name, result in results.items()}
-    if isinstance(method, (str, Method)):
-        return results[chosen[0].name]
-    return Attributions({name: results[m.name] for name, m in requested.items()})
+    return {name: replace(results[m.name], classes=classes) for name, m in requested.items()}
 
 
 def explain_batch(
@@ -386,4 +410,4 @@ def _check_map(m: Method, scores: Tensor) -> None:
     if empty.any():
         which = empty.nonzero()[:, 0].unique().tolist()
         message = f"{m.name}: the map is zero everywhere for image(s) {which}: there is no evidence in it."
-        warn(message, DegenerateMapWarning, stacklevel=6)
+        warn(message, DegenerateMapWarning, stacklevel=7)

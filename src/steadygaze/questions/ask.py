@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from steadygaze.data.images import any_image
 from steadygaze.errors import InputError, UnsupportedModelError
 from steadygaze.questions.detections import Detection, QueryClassifier, detection_query, detects
 from steadygaze.questions.generation import answer_model, generates
@@ -61,9 +62,14 @@ def region_question(
     module = model.model if isinstance(model, ViT) else unwrapped(model)
     names = getattr(model, "class_names", None)
     if isinstance(target, Detection):
+        if images is not None and not isinstance(images, Tensor) and hasattr(model, "preprocess"):
+            images = model.preprocess(any_image(images))[None].to(next(module.parameters()).device)
         if not isinstance(images, Tensor) or images.dim() != 4 or len(images) != 1:
             got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-            raise InputError(f"Detection: expected the image it is in, a tensor (1, 3, H, W), got {got}")
+            raise InputError(
+                f"Detection: expected the image it is in, a tensor (1, 3, H, W), or with the result of "
+                f"load_model a path or a PIL image, got {got}"
+            )
         return detection_query(module, images, target, names)
     if not isinstance(target, Region):
         raise InputError(f"region: expected a steadygaze.Region or Detection, got {target!r:.80}")
@@ -186,9 +192,11 @@ def ask(
         answer: The answer to the prompt; by default what the model says of the image.
         region: For a segmenter a `Region`: the outputs are the mean scores of the region, one for each class.
             For a detector a `Detection`: the outputs are the class logits of the query that detects it.
-        image: What prompt or region are about. With a prompt, a PIL image, or images (B, 3, H, W) as the
-            model's processor prepares them; the question keeps them as `prepared`, (B, 3, H, W). With a
-            detection, a tensor (1, 3, H, W). With a region it tells the size, if that is not the model's own.
+        image: What prompt or region are about: a path, a PIL image, a numpy array (H, W, 3) of uint8, or a
+            preprocessed tensor (B, 3, H, W). With a prompt, a tensor is as the model's processor prepares it,
+            and the question keeps the image as `prepared`, (B, 3, H, W). With a detection, a tensor is (1, 3,
+            H, W), and other kinds need the result of `load_model`. With a region, a tensor tells the size, if
+            that is not the model's own.
         processor: Processor of a model that generates text; by default the model's own.
 
     Returns:
@@ -234,6 +242,7 @@ def ask(
         processor = processor or own_tokenizer
         if generates(module):
             processor = find_processor(module, processor, name)
+        image = image if isinstance(image, Tensor) else any_image(image)
         asked = answer_model(module, processor, image, prompt, answer)
         return with_module(model, asked, [prompt, *asked.class_names])
     if text_embeddings is not None:

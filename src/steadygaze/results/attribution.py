@@ -7,19 +7,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor
 
 from steadygaze.errors import InputError, UnknownNameError
-from steadygaze.files import write_npz, write_png
+from steadygaze.files import FIGURE_FORMATS, write_figure, write_npz, write_png
 from steadygaze.notebook import figure, to_png
 from steadygaze.results.drawing import Row, enlarged, paint, robust_scale, tile, to_pil_image
 from steadygaze.results.manifest import image_entry, write_manifest
@@ -31,6 +30,8 @@ BARE_PIXELS = 224  # longer side of a map that is drawn without its image
 SHOWN_IN_NOTEBOOK = 12  # maps
 SHOWN_IN_PNG = 4  # maps
 TITLES = 3  # of maps in the text of an attribution
+FIGURE_ROWS = 64  # of one figure
+VECTOR_SUFFIXES = (".svg", ".eps", ".ps")  # nobody means a folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,8 @@ class Attribution:
         logits: The model's output, (B, C).
         method: Name of the method.
         score: The quantity that is explained, such as "logit".
-        images: Images for display; `with_images` sets them.
+        images: What the model saw, for display: `explain` keeps it, `with_images` sets other images.
+        names: A name for each image, such as the stem of its file; "0", "1", ... where nothing is known.
         classes: Class names for display.
         outputs: What the logits are: "classes", "labels" (multi-label), "values" (regression) or "features".
         words: Words of a question about the image.
@@ -55,7 +57,6 @@ class Attribution:
         parts: For input x gradient at the input of block 0, {"content": ..., "position": ...}: the maps of
             the embedded patches and of the position embeddings, whose sum is `scores`; None for other
             methods, and for models whose tokens are not the sum of the two.
-        pixels: The first n <= 12 images in 0..255, (n, 3, H, W), set by `explain` for display in notebooks.
     """
 
     scores: Float[Tensor, "b gh gw"] | Float[Tensor, "b k gh gw"]
@@ -70,7 +71,7 @@ class Attribution:
     word_scores: Float[Tensor, "b w"] | Float[Tensor, "b k w"] | None = None
     unattributed: Float[Tensor, "b"] | Float[Tensor, "b k"] | None = None
     parts: dict[str, Tensor] | None = None
-    pixels: UInt8[Tensor, "n 3 height width"] | None = None
+    names: tuple[str, ...] = ()
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -89,15 +90,7 @@ class Attribution:
                 raise IndexError(f"expected an index into {len(self)} images, got {at}")
             which = slice(at, at + 1 or None)
         images = None if self.images is None else self.images[which]
-        chosen = self._each(lambda tensor: tensor[which])
-        return replace(chosen, images=images, pixels=self._chosen_pixels(which))
-
-    def _chosen_pixels(self, which: slice) -> Tensor | None:
-        """The images for display after indexing: the first ones, as far as they are there."""
-        if self.pixels is None:
-            return None
-        count = len(self.pixels)
-        return self.pixels[list(takewhile(lambda image: image < count, range(len(self))[which]))]
+        return replace(self._each(lambda tensor: tensor[which]), images=images, names=self.names[which])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Attribution:
         """The same attribution with every tensor changed."""
@@ -116,8 +109,7 @@ class Attribution:
 
     def to(self, device: torch.device | str) -> Attribution:
         """The same attribution on another device."""
-        pixels = None if self.pixels is None else self.pixels.to(device)
-        return replace(self._each(lambda tensor: tensor.to(device)), pixels=pixels)
+        return self._each(lambda tensor: tensor.to(device))
 
     def part(self, name: str) -> Attribution:
         """One of the parts as an attribution of its own, to draw and save: "content" or "position"."""
@@ -157,7 +149,7 @@ class Attribution:
 
     def overlay(
         self,
-        image: Any,
+        image: Any = None,
         index: Index | SupportsIndex = 0,
         *,
         signed: bool = False,
@@ -169,7 +161,7 @@ class Attribution:
 
         Args:
             image: PIL, uint8 (H, W, 3), or float (3, H, W) in [0, 1]: the input of the model, after resizing
-                and cropping, so that patches and pixels match.
+                and cropping, so that patches and pixels match. By default the image that `explain` kept.
             index: Which image, or (image, target) where there are several targets.
             signed: Whether negative scores are drawn too, in cool colors. A map whose scores are all positive
                 is drawn relative to its smallest score.
@@ -179,9 +171,18 @@ class Attribution:
         """
         if not 0 <= percentile <= 100:
             raise InputError(f"percentile: expected a number in 0..100, got {percentile!r}")
-        original = to_pil_image(image)
+        original = self._own_image(index) if image is None else to_pil_image(image)
         values = self._display(index, (original.height, original.width), mode, signed, percentile)
         return paint(values, original, signed=signed, opacity=opacity)
+
+    def _own_image(self, index: Index | SupportsIndex) -> Image.Image:
+        if self.images is None:
+            raise InputError(
+                "image: expected an image, since this attribution has none of its own. Give one, or use "
+                "bare() for the map alone",
+                option="image",
+            )
+        return self.images[self._place(index)[0]]
 
     def bare(self, index: Index = 0, *, signed: bool = False, mode: str = "bicubic") -> Image.Image:
         """The map alone, its longer side 224 pixels."""
@@ -244,54 +245,31 @@ class Attribution:
             return list(range(len(self)))
         return [(image, k) for image in range(len(self)) for k in range(self.scores.shape[1])]
 
-    def save(self, folder: str | Path, images: Any = None, names: Sequence[str] | None = None) -> list[Path]:
-        """Write one PNG per map, scores.npz and manifest.json; returns the paths.
+    def figure(self, *, signed: bool = False, cell: int = 224) -> Image.Image:
+        """One figure of all maps: a row for each image and target, with the image, its overlay and a title.
 
         Args:
+            signed: As for `overlay`.
+            cell: Width of a column in pixels.
+
+        Raises:
+            InputError: If there are more than 64 maps.
+        """
+        return draw_figure({self.method: self}, signed=signed, cell=cell)
+
+    def save(self, path: str | Path, images: Any = None, names: Sequence[str] | None = None) -> list[Path]:
+        """Write one figure into a file, or one PNG per map, scores.npz and manifest.json into a folder.
+
+        Args:
+            path: A file such as "map.png" (see `figure`), or a folder.
             images: As for `with_images`; without them, and without images of its own, bare maps are drawn.
+            names: A name for each image, for names of files; by default its own.
+
+        Returns:
+            The paths of the files.
         """
         shown = self if images is None else self.with_images(images, self.classes)
-        names = [str(number) for number in range(len(self))] if names is None else list(names)
-        if len(names) != len(self):
-            raise InputError(f"expected {len(self)} names, one for each image, got {len(names)}")
-        if len(set(names)) < len(names) or any(Path(name).name != name for name in names):
-            raise InputError(
-                f"names: expected a different file name for each image, without folders, got {names}"
-            )
-        folder = Path(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except FileExistsError as error:
-            raise InputError(f"expected a folder to save into, got a file, {folder}") from error
-        overlays: dict[int, list[str]] = {image: [] for image in range(len(self))}
-        for index in self.indices():
-            image = index if isinstance(index, int) else index[0]
-            drawn = shown.bare(index) if shown.images is None else shown.overlay(shown.images[image], index)
-            file = overlay_name(names[image], self.method, index)
-            write_png(folder / file, drawn)
-            overlays[image].append(file)
-        numbers: dict[str, Any] = {**arrays(self), "names": np.array(names)}
-        write_npz(folder / "scores.npz", numbers)
-        entries = [
-            image_entry(
-                name,
-                self.logits[image],
-                None if self.target is None else self.target[image],
-                {self.method: overlays[image]},
-                class_names=shown.classes,
-                outputs=self.outputs,
-            )
-            for image, name in enumerate(names)
-        ]
-        manifest = write_manifest(
-            folder,
-            methods={self.method: self.score},
-            grid=self.grid,
-            images=entries,
-            task=task_of_outputs(self.outputs),
-        )
-        written = [folder / file for files in overlays.values() for file in files]
-        return [*written, folder / "scores.npz", manifest]
+        return save_attributions(path, {self.method: shown}, names, arrays(self))
 
     def save_maps(self, folder: str | Path, names: Sequence[str] | None = None) -> Path:
         """Store the maps in float16, as `verify(maps=folder)` reads them (docs/maps.md); returns the file.
@@ -306,14 +284,7 @@ class Attribution:
 
     def display_image(self, index: Index = 0) -> Image.Image | None:
         """The image of a map as a notebook shows it, small ones enlarged; None if it is not kept."""
-        image = self._place(index)[0] % len(self)
-        if self.images is not None:
-            original = self.images[image]
-        elif self.pixels is not None and image < len(self.pixels):
-            original = to_pil_image(self.pixels[image].cpu().numpy())
-        else:
-            return None
-        return enlarged(original, BARE_PIXELS)
+        return None if self.images is None else enlarged(self._own_image(index), BARE_PIXELS)
 
     def _shown(self, count: int) -> list[tuple[str, list[Image.Image]]]:
         """Title, and image and overlay, of the first maps; the map alone where there is no image."""
@@ -325,13 +296,7 @@ class Attribution:
         return shown
 
     def _repr_png_(self) -> bytes:
-        shown = self._shown(SHOWN_IN_PNG)
-        rows = [Row(drawn, title) for title, drawn in shown]
-        if len(shown[0][1]) == 1:  # no images: the maps side by side, each below its title
-            headings = [title or self.method for title, _ in shown]
-            return to_png(tile([Row([drawn[0] for _, drawn in shown])], headings))
-        noun = NOUNS[self.outputs]
-        return to_png(tile(rows, ["image", self.method], legend="positive", noun=noun))
+        return to_png(draw_figure({self.method: self}, rows=SHOWN_IN_PNG))
 
     def _repr_html_(self) -> str:
         figures = "".join(
@@ -343,6 +308,75 @@ class Attribution:
         rows, columns = self.grid
         head = f"<b>{escape(self.method)}</b> of the {escape(self.score)}, {rows} x {columns} patches"
         return f"<div>{head}</div><div>{figures}</div>{more}"
+
+
+def comparison_grid(
+    images: Sequence[Any] | None,
+    attributions: Mapping[str, Attribution],
+    *,
+    classes: Sequence[str] | None = None,
+    notes: Sequence[str] | None = None,
+    signed: bool = False,
+    cell: int = 224,
+    rows: int | None = None,
+) -> Image.Image:
+    """Compare methods: one row per image (and target), the image first and then one column per method.
+
+    Args:
+        images: As for `overlay`, one for each map; None for maps alone.
+        classes: Class names for the titles of the rows; by default those of the attributions.
+        notes: Small print beside the title of a row, such as a file name.
+        signed: As for `overlay`.
+        cell: Width of a column in pixels.
+        rows: At most this many rows.
+    """
+    if not attributions:
+        raise InputError("expected at least one attribution to draw, got none")
+    first = next(iter(attributions.values()))
+    if any(other.scores.shape[:-2] != first.scores.shape[:-2] for other in attributions.values()):
+        raise InputError("expected attributions of the same images and targets in every column")
+    if images is not None and len(images) != len(first):
+        raise InputError(f"expected {len(first)} images, one per map, got {len(images)}")
+    # small images are drawn on an enlarged copy, so that the map is smooth over their visible pixels
+    originals = [enlarged(to_pil_image(image), cell) for image in images or ()]
+    drawn = []
+    for index in first.indices()[:rows]:
+        image = index if isinstance(index, int) else index[0]
+        if images is None:
+            columns = [att.bare(index, signed=signed) for att in attributions.values()]
+        else:
+            overlays = [att.overlay(originals[image], index, signed=signed) for att in attributions.values()]
+            columns = [originals[image], *overlays]
+        drawn.append(Row(columns, first.title(index, classes), notes[image] if notes else ""))
+    headings = [*attributions] if images is None else ["image", *attributions]
+    legend, noun = "signed" if signed else "positive", NOUNS[first.outputs]
+    return tile(drawn, headings, cell=cell, legend=legend, noun=noun)
+
+
+def draw_figure(
+    attributions: Mapping[str, Attribution],
+    *,
+    signed: bool = False,
+    cell: int = 224,
+    rows: int | None = None,
+) -> Image.Image:
+    """`comparison_grid` of attributions with their own images and names; see `Attribution.figure`.
+
+    Args:
+        rows: At most this many rows; None draws all, and is an error for more than 64.
+    """
+    if not attributions:
+        raise InputError("expected at least one attribution to draw, got none")
+    first = next(iter(attributions.values()))
+    count = len(first.indices())
+    if rows is None and count > FIGURE_ROWS:
+        raise InputError(
+            f"expected at most {FIGURE_ROWS} maps in one figure, got {count}. Save into a folder, or draw "
+            f"some of the images, such as attribution[:{FIGURE_ROWS}]"
+        )
+    numbered = all(name.isdecimal() for name in first.names)
+    notes = None if numbered or len(first.names) != len(first) else first.names
+    return comparison_grid(first.images, attributions, notes=notes, signed=signed, cell=cell, rows=rows)
 
 
 def resized(
@@ -367,7 +401,7 @@ def concatenate(parts: Sequence[Attribution]) -> Attribution:
         tensors = [tensor for part in parts if (tensor := getattr(part, name)) is not None]
         return torch.cat(tensors) if tensors else None
 
-    pixels = joined("pixels")
+    shown = [part.images for part in parts if part.images is not None]
     shares = [part.parts for part in parts if part.parts is not None]
     return replace(
         first,
@@ -376,7 +410,8 @@ def concatenate(parts: Sequence[Attribution]) -> Attribution:
         logits=torch.cat([part.logits for part in parts]),
         unattributed=joined("unattributed"),
         word_scores=joined("word_scores"),
-        pixels=None if pixels is None else pixels[:SHOWN_IN_NOTEBOOK],
+        images=tuple(image for images in shown for image in images) if len(shown) == len(parts) else None,
+        names=tuple(name for part in parts for name in part.names),
         parts={name: torch.cat([share[name] for share in shares]) for name in shares[0]} if shares else None,
     )
 
@@ -406,3 +441,66 @@ def arrays(attribution: Attribution) -> dict[str, np.ndarray]:
     numbers = {"scores": attribution.scores, "logits": attribution.logits, **(attribution.parts or {})}
     out = {name: tensor.detach().float().cpu().numpy() for name, tensor in numbers.items()}
     return out if attribution.target is None else {**out, "target": attribution.target.cpu().numpy()}
+
+
+def save_attributions(
+    path: str | Path,
+    attributions: Mapping[str, Attribution],
+    names: Sequence[str] | None,
+    numbers: Mapping[str, np.ndarray],
+) -> list[Path]:
+    """Write a figure, or a folder, of the same images and targets by one or several methods.
+
+    Args:
+        numbers: What is stored in scores.npz of a folder.
+    """
+    path = Path(path)
+    if path.suffix.lower() in FIGURE_FORMATS and not path.is_dir():
+        return [write_figure(path, draw_figure(attributions))]
+    if path.suffix.lower() in VECTOR_SUFFIXES:
+        raise InputError(
+            f"expected a folder or a file with one of the suffixes {', '.join(FIGURE_FORMATS)}, got {path}"
+        )
+    first = next(iter(attributions.values()))
+    names = list(first.names or map(str, range(len(first)))) if names is None else list(names)
+    if len(names) != len(first):
+        raise InputError(f"expected {len(first)} names, one for each image, got {len(names)}")
+    if len(set(names)) < len(names) or any(Path(name).name != name for name in names):
+        raise InputError(
+            f"names: expected a different file name for each image, without folders, got {names}"
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise InputError(f"expected a folder to save into, got a file, {path}") from error
+    overlays: list[dict[str, list[str]]] = [{} for _ in names]
+    for method, attribution in attributions.items():
+        for index in attribution.indices():
+            image = index if isinstance(index, int) else index[0]
+            drawn = (
+                attribution.bare(index) if attribution.images is None else attribution.overlay(None, index)
+            )
+            file = overlay_name(names[image], attribution.method, index)
+            write_png(path / file, drawn)
+            overlays[image].setdefault(method, []).append(file)
+    write_npz(path / "scores.npz", {**numbers, "names": np.array(names)})
+    entries = [
+        image_entry(
+            name,
+            first.logits[image],
+            None if first.target is None else first.target[image],
+            overlays[image],
+            class_names=first.classes,
+            outputs=first.outputs,
+        )
+        for image, name in enumerate(names)
+    ]
+    manifest = write_manifest(
+        path,
+        methods={method: attribution.score for method, attribution in attributions.items()},
+        grid=first.grid,
+        images=entries,
+        task=task_of_outputs(first.outputs),
+    )
+    files = [path / file for by_method in overlays for drawn in by_method.values() for file in drawn]
+    return [*files, path / "scores.npz", manifest]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from steadygaze.errors import InputError
 from steadygaze.notebook import figure, to_png
-from steadygaze.results.attribution import BARE_PIXELS, SHOWN_IN_NOTEBOOK, SHOWN_IN_PNG, Attribution
-from steadygaze.results.drawing import Row, enlarged, tile, to_pil_image
-from steadygaze.target import NOUNS
+from steadygaze.results.attribution import (
+    BARE_PIXELS,
+    SHOWN_IN_NOTEBOOK,
+    SHOWN_IN_PNG,
+    Attribution,
+    arrays,
+    draw_figure,
+    save_attributions,
+)
 
 
 class Attributions(dict[str, Attribution]):
@@ -30,6 +37,28 @@ class Attributions(dict[str, Attribution]):
         """The same attributions with images and class names for display, as `Attribution.with_images`."""
         return Attributions({name: att.with_images(images, classes) for name, att in self.items()})
 
+    def figure(self, *, signed: bool = False, cell: int = 224) -> Image.Image:
+        """One figure: a row for each image and target, a column for each method; see `Attribution.figure`."""
+        return draw_figure(self, signed=signed, cell=cell)
+
+    def save(self, path: str | Path, images: Any = None, names: Sequence[str] | None = None) -> list[Path]:
+        """Write one figure into a file, or a PNG for each map and method, scores.npz and manifest.json.
+
+        Args:
+            path: A file such as "maps.png" (see `figure`), or a folder. In scores.npz of a folder, the scores
+                of each method have its name.
+            images: As for `Attribution.save`.
+            names: As for `Attribution.save`.
+        """
+        if not self:
+            raise InputError("expected at least one attribution to save, got none")
+        shown = self if images is None else self.with_images(images)
+        numbers = {name: arrays(att) for name, att in self.items()}
+        scores = {name: of_method.pop("scores") for name, of_method in numbers.items()}
+        shared = next(iter(numbers.values()))
+        stored = {key: shared[key] for key in ("logits", "target") if key in shared}
+        return save_attributions(path, shown, names, scores | stored)
+
     def __repr__(self) -> str:
         lines = [f"  {name!r}: {att!r}," for name, att in self.items()]
         return "\n".join(["Attributions({", *lines, "})"]) if lines else "Attributions({})"
@@ -46,14 +75,7 @@ class Attributions(dict[str, Attribution]):
         return [*self] if columns == len(self) else ["image", *self]
 
     def _repr_png_(self) -> bytes | None:
-        if not self:
-            return None
-        first = next(iter(self.values()))
-        drawn = [(self._columns(index), first.title(index)) for index in first.indices()[:SHOWN_IN_PNG]]
-        drawn = [row for row in drawn if len(row[0]) == len(drawn[0][0])]
-        rows = [Row(images, title) for images, title in drawn]
-        headings = self._headings(len(rows[0].images))
-        return to_png(tile(rows, headings, legend="positive", noun=NOUNS[first.outputs]))
+        return to_png(draw_figure(self, rows=SHOWN_IN_PNG)) if self else None
 
     def _repr_html_(self) -> str:
         if not self:
@@ -68,41 +90,3 @@ class Attributions(dict[str, Attribution]):
         rest = len(first.indices()) - SHOWN_IN_NOTEBOOK
         more = f"<div>and {rest} more</div>" if rest > 0 else ""
         return "".join(lines) + more
-
-
-def comparison_grid(
-    images: Sequence[Any],
-    attributions: Mapping[str, Attribution],
-    *,
-    classes: Sequence[str] | None = None,
-    notes: Sequence[str] | None = None,
-    signed: bool = False,
-    cell: int = 224,
-) -> Image.Image:
-    """Compare methods: one row per image (and target), the image first and then one column per method.
-
-    Args:
-        images: As for `overlay`, one for each map.
-        classes: Class names for the titles of the rows; by default those of the attributions.
-        notes: Small print beside the title of a row, such as a file name.
-        signed: As for `overlay`.
-        cell: Width of a column in pixels.
-    """
-    if not attributions:
-        raise InputError("expected at least one attribution to draw, got none")
-    first = next(iter(attributions.values()))
-    if any(other.scores.shape[:-2] != first.scores.shape[:-2] for other in attributions.values()):
-        raise InputError("expected attributions of the same images and targets in every column")
-    originals = [to_pil_image(image) for image in images]
-    if len(originals) != len(first):
-        raise InputError(f"expected {len(first)} images, one per map, got {len(originals)}")
-    # small images are drawn on an enlarged copy, so that the map is smooth over their visible pixels
-    originals = [enlarged(original, cell) for original in originals]
-    rows = []
-    for index in first.indices():
-        image = index if isinstance(index, int) else index[0]
-        drawn = [att.overlay(originals[image], index, signed=signed) for att in attributions.values()]
-        note = notes[image] if notes else ""
-        rows.append(Row([originals[image], *drawn], first.title(index, classes), note))
-    legend, noun = "signed" if signed else "positive", NOUNS[first.outputs]
-    return tile(rows, ["image", *attributions], cell=cell, legend=legend, noun=noun)

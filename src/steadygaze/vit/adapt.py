@@ -74,7 +74,8 @@ def _with_task(vit: ViT, task: str | None) -> ViT:
 def _cached_view(model: Any) -> ViT:
     if isinstance(model, str | PathLike):
         raise UnsupportedModelError(
-            f"expected a model, got the name {str(model)!r}. Load it first: sg.load_model({str(model)!r})"
+            f"expected a model, got the name {str(model)!r}. Load it first: sg.load_model({str(model)!r}). "
+            "sg.explain takes the name itself."
         )
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(
