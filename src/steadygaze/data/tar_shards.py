@@ -22,7 +22,8 @@ from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 from steadygaze.data.datasets.tree import abbreviated
-from steadygaze.data.images import SUFFIXES, first_line, names_hash
+from steadygaze.data.decoding import first_line
+from steadygaze.data.images import SUFFIXES, names_hash
 from steadygaze.data.stream_spec import MAX_BYTES, MAX_LABEL, FilePart, ImageBytes, Sample, StreamSpec
 from steadygaze.errors import InputError
 from steadygaze.untrusted import MIB, unpacked_limit
