@@ -74,7 +74,7 @@ def test_memory_is_limited(monkeypatch):
     monkeypatch.setattr(decoding, "MAX_MEMORY", 600 * 2**20)
     buffer = io.BytesIO()
     Image.new("RGB", (9_000, 9_000)).save(buffer, "PNG")
-    with pytest.raises(ImageError, match="(?i)memory"):
+    with pytest.raises(ImageError, match="emory"):
         read_image(buffer.getvalue(), apart=True)
     decoding._end_children()
 
