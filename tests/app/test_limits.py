@@ -189,8 +189,9 @@ def test_uploads_are_deleted_after_a_while(
         assert not file.exists()
 
 
-@pytest.mark.full
-def test_uploads_are_deleted_at_the_end(tmp_path: Path) -> None:
+@contextmanager
+def served_by_command(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Visitor]]:
+    """`steadygaze app` and a visitor of it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -198,7 +199,26 @@ def test_uploads_are_deleted_at_the_end(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None and "serving at" in process.stdout.readline()
-        visitor = Visitor(f"http://127.0.0.1:{port}/")
+        yield process, Visitor(f"http://127.0.0.1:{port}/")
+
+
+@pytest.mark.full
+def test_the_page_ends_while_an_image_is_decoded(tmp_path: Path) -> None:
+    (tmp_path / "a.ppm").write_bytes(b"P6\n#" + b"x" * 19_000_000 + b"\n8 8\n255\n" + b"\0" * 192)
+    with served_by_command(tmp_path) as (process, visitor):
+        image = visitor.upload(tmp_path / "a.ppm")
+        visitor.start("explain", image, ["gae"], PREDICTED, DEFAULT_SCORE, False)
+        with visitor.messages() as messages:
+            assert next(m for m in messages if m["msg"] == "process_starts")
+            time.sleep(1)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [tmp_path / "a.ppm"]
+
+
+@pytest.mark.full
+def test_uploads_are_deleted_at_the_end(tmp_path: Path) -> None:
+    with served_by_command(tmp_path) as (process, visitor):
         image = visitor.upload(IMAGE_FILE)
         assert visitor.explain(image, "gae").error is None
         assert tmp_path in Path(image["path"]).parents

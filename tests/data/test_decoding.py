@@ -76,7 +76,7 @@ def test_memory_is_limited(monkeypatch):
     Image.new("RGB", (9_000, 9_000)).save(buffer, "PNG")
     with pytest.raises(ImageError, match="emory"):
         read_image(buffer.getvalue(), apart=True)
-    decoding._end_children()
+    decoding.end_decoding()
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA", "I;16", "I", "F", "CMYK"])

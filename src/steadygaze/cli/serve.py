@@ -70,6 +70,7 @@ def serve(
     Example: steadygaze app -m deit_small_patch16_224 --port 8080 --open
     """
     from steadygaze.app import Limits, page
+    from steadygaze.data.decoding import end_decoding
 
     limits = Limits(
         max_methods=max_methods,
@@ -103,6 +104,7 @@ def serve(
         try:
             Event().wait()
         finally:
+            end_decoding()  # a call that waits for an image would delay the end
             blocks.close(verbose=False)
 
 

@@ -245,11 +245,13 @@ class Child:
             env={**os.environ, **few},
             pipesize=2**20,
         )
+        _children.add(self)
 
     def is_alive(self) -> bool:
         return self.process.poll() is None
 
     def kill(self) -> None:
+        _children.discard(self)
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -379,21 +381,25 @@ def _limit_time(seconds: float, pixels: int = 0) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds + pixels / PIXELS_PER_SECOND)
 
 
-_idle: list[Child] = []
+_children: set[Child] = set()
+_idle: list[Child] = []  # those that wait for an image
 
 
 def _forget() -> None:
     """In a forked process: the children are the parent's."""
-    for child in _idle:
+    for child in _children:
         child.process.returncode = 0  # not waited for
+    _children.clear()
     _idle.clear()
 
 
-def _end_children() -> None:
-    while _idle:
-        _idle.pop().kill()
+def end_decoding() -> None:
+    """End all children. Threads that wait for one get `ImageError`."""
+    _idle.clear()
+    for child in list(_children):
+        child.process.kill()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
-atexit.register(_end_children)
+atexit.register(end_decoding)
