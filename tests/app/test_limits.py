@@ -189,8 +189,9 @@ def test_uploads_are_deleted_after_a_while(
         assert not file.exists()
 
 
-@pytest.mark.full
-def test_uploads_are_deleted_at_the_end(tmp_path: Path) -> None:
+@contextmanager
+def served_by_command(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Visitor]]:
+    """`steadygaze app` and a visitor of it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -198,7 +199,26 @@ def test_uploads_are_deleted_at_the_end(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None and "serving at" in process.stdout.readline()
-        visitor = Visitor(f"http://127.0.0.1:{port}/")
+        yield process, Visitor(f"http://127.0.0.1:{port}/")
+
+
+@pytest.mark.full
+def test_the_page_ends_while_an_image_is_decoded(tmp_path: Path) -> None:
+    (tmp_path / "a.ppm").write_bytes(b"P6\n#" + b"x" * 19_000_000 + b"\n8 8\n255\n" + b"\0" * 192)
+    with served_by_command(tmp_path) as (process, visitor):
+        image = visitor.upload(tmp_path / "a.ppm")
+        visitor.start("explain", image, ["gae"], PREDICTED, DEFAULT_SCORE, False)
+        with visitor.messages() as messages:
+            assert next(m for m in messages if m["msg"] == "process_starts")
+            time.sleep(1)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [tmp_path / "a.ppm"]
+
+
+@pytest.mark.full
+def test_uploads_are_deleted_at_the_end(tmp_path: Path) -> None:
+    with served_by_command(tmp_path) as (process, visitor):
         image = visitor.upload(IMAGE_FILE)
         assert visitor.explain(image, "gae").error is None
         assert tmp_path in Path(image["path"]).parents
@@ -239,3 +259,48 @@ def test_limits_are_checked() -> None:
 )
 def test_the_cost_of_a_method_follows_its_options(name: str, cost: float) -> None:
     assert forward_passes(sg.method(name)) == cost
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [(None, 200), ("own", 200), ("http://evil.example", 403), ("http://127.0.0.1:1", 403), ("null", 403)],
+)
+def test_other_web_sites_are_refused(visitor: Visitor, address: str, origin: str | None, status: int) -> None:
+    own = address.rstrip("/")
+    headers = {} if origin is None else {"Origin": own if origin == "own" else origin}
+    assert visitor.http.get(f"{address}config", headers=headers).status_code == status
+    answer = visitor.http.post("upload", files={"files": ("a.png", b"x")}, headers=headers)
+    assert answer.status_code == status
+    if origin == "http://evil.example":  # as behind a proxy
+        forwarded = {**headers, "X-Forwarded-Host": "evil.example"}
+        assert visitor.http.get(f"{address}config", headers=forwarded).status_code == 200
+
+
+def test_an_unknown_function_gets_words(visitor: Visitor, capfd: pytest.CaptureFixture[str]) -> None:
+    body = {"data": [], "session_hash": visitor.session}
+    for answer in (
+        visitor.http.post("queue/join", json={**body, "fn_index": 10**6}),
+        visitor.http.post("call/nothing", json={"data": []}),
+        visitor.http.post("call/v2/nothing", json={}),
+    ):
+        assert answer.status_code == 404 and "no such function" in answer.text
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_all_uploads_together_are_bounded(loaded: LoadedModel) -> None:
+    """Also those whose form has another field, which gradio forgets, and those that are broken off."""
+    with served(loaded, limits=Limits(max_upload_mb=0.5, max_stored_mb=3)) as address:
+        visitor = Visitor(address)
+        paths = []
+        for number in range(8):
+            content = bytes([number]) * 400_000
+            answer = visitor.http.post("upload", files={"files": ("a.png", content)}).raise_for_status()
+            visitor.http.post("upload", files={"other": ("a.png", content)})
+            head = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
+            form = {"Content-Type": "multipart/form-data; boundary=b"}
+            visitor.http.post("upload", content=head + content * 4, headers=form)
+            paths.append(Path(answer.json()[0]))
+        assert not paths[0].exists() and paths[-1].exists()
+        stored = sum(file.stat().st_size for file in paths[-1].parents[1].rglob("*") if file.is_file())
+        assert stored <= 3_500_000
+        assert visitor.explain(visitor.upload(IMAGE_FILE), "ixg").error is None

@@ -13,11 +13,9 @@ from typer.testing import CliRunner
 
 import steadygaze as sg
 from steadygaze.cli import app
-from steadygaze.data import images as reader
+from steadygaze.data import decoding as reader
+from steadygaze.data.decoding import MAX_ASPECT, MAX_PIXELS, MAX_SIDE
 from steadygaze.data.images import (
-    MAX_ASPECT,
-    MAX_PIXELS,
-    MAX_SIDE,
     file_hash,
     find_images,
     image_size,

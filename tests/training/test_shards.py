@@ -79,3 +79,28 @@ def test_a_recipe_runs_no_command(tmp_path, part, pattern):
         done = CliRunner().invoke(app, [*command, str(file), "-o", str(tmp_path / f"out{number}")])
         assert done.exit_code != 0 and not (tmp_path / "mark").exists(), done.output
         assert "would run a shell command" in " ".join(done.output.split()), done.output
+
+
+def test_a_command_is_run_if_the_user_gives_it(tmp_path):
+    folder = image_folder(tmp_path / "folder", each=1)
+    for number, name in enumerate(CLASSES):
+        (folder / name).rename(folder / str(number))
+    tar = write_tar(tmp_path / "0.tar", [])
+    mark = tmp_path / "mark"
+    data = f"wds:pipe:touch {mark}; cat {tar}"
+    file = tmp_path / "recipe.toml"
+    tables = f'[model]\nname = "embedded"\n[data]\ntrain = "{folder}"\n'
+    out = ["-o", str(tmp_path / "out")]
+    for command in ("train", "sweep"):
+        file.write_text(f'{tables}test = "{data}"')
+        CliRunner().invoke(app, [command, str(file), "--allow-pipe", *out])
+        assert mark.exists()
+        mark.unlink()
+        file.write_text(tables)
+        CliRunner().invoke(app, [command, str(file), "--set", f"data.test={data}", *out])
+        assert mark.exists()
+        mark.unlink()
+    file.write_text(f'{tables}test = "{data}"')  # what the user replaces is not run
+    replaced = ["--set", f"data.test={folder}", "--dry-run"]
+    done = CliRunner().invoke(app, ["train", str(file), *replaced, *out])
+    assert done.exit_code == 0 and not mark.exists(), done.output

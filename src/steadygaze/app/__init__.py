@@ -3,8 +3,8 @@
     from steadygaze.app import page
     page(sg.load_model("deit_tiny_patch16_224")).launch()
 
-`viewer` computes what the page shows, without gradio; `layout` arranges it and serves it within `limits`;
-`board` is the image on which patches are removed.
+`viewer` computes what the page shows, without gradio; `layout` arranges it, and `guard` serves it within
+`limits`; `board` is the image on which patches are removed.
 Needs `pip install "steadygaze[app]"`.
 """
 

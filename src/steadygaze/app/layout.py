@@ -10,9 +10,8 @@ SigLIP, open_clip) has a box of prompts: each event gets the value, and a classi
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, wraps
 from html import escape
@@ -25,12 +24,9 @@ import gradio as gr
 import pandas as pd
 from gradio.context import LocalContext
 from PIL import Image, ImageDraw
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from steadygaze.app.board import NOTHING, panes, patch_board, removed_patches
+from steadygaze.app.guard import guard
 from steadygaze.app.limits import CallStoppedError, Limits, StopWatch
 from steadygaze.app.viewer import RANDOM, Viewer
 from steadygaze.errors import InputError, SteadygazeError
@@ -47,8 +43,6 @@ from steadygaze.vit.outputs import compares_text
 
 CSS = (files(__package__) / "page.css").read_text(encoding="utf-8")
 CLEAN_EVERY, KEEP_FILES = 60, 3600  # seconds: uploads and results older than the second are deleted
-LOCAL_HOSTS = ["localhost", "127.0.0.1", "[::1]"]
-REQUEST_BYTES = 1_000_000  # of a request, besides an uploaded file
 LEGEND_STOPS = 33  # colors of the gradient
 
 
@@ -378,74 +372,6 @@ def answered(limits: Limits, handler: Callable[..., Any]) -> Callable[..., Any]:
     return answer
 
 
-class LocalHosts(TrustedHostMiddleware):
-    """Serves this machine's own names only, against DNS rebinding, unless gradio shares the page."""
-
-    def __init__(self, app: ASGIApp, blocks: gr.Blocks) -> None:
-        super().__init__(app, LOCAL_HOSTS)
-        self.blocks = blocks
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.allow_any = bool(self.blocks.share)
-        await super().__call__(scope, receive, send)
-
-
-class BodyLimit:
-    """Refuses a request whose body is too large, while it arrives."""
-
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self.app, self.max_bytes = app, max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        received = 0
-
-        async def limited() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self.max_bytes:
-                raise HTTPException(413, f"expected at most {self.max_bytes / 1e6:.1f} MB, got more")
-            return message
-
-        await self.app(scope, limited, send)
-
-
-def guard(blocks: gr.Blocks, limits: Limits) -> None:
-    """Let `blocks.launch()` serve the page within its limits, and refuse to download images."""
-    launch, preprocess_data = blocks.launch, blocks.preprocess_data
-
-    def guarded_launch(**options: Any) -> Any:
-        middleware = [Middleware(BodyLimit, max_bytes=limits.max_upload_bytes + REQUEST_BYTES)]
-        if not (options.get("server_name") or os.environ.get("GRADIO_SERVER_NAME")):
-            middleware.append(Middleware(LocalHosts, blocks=blocks))
-        app_options = dict(options.pop("app_kwargs", None) or {})
-        app_options["middleware"] = [*app_options.get("middleware", ()), *middleware]
-        options.setdefault("max_file_size", limits.max_upload_bytes)
-        options["css"] = "\n".join(part for part in (CSS, options.get("css")) if part)
-        return launch(**options, app_kwargs=app_options)
-
-    async def without_links(block_fn: Any, inputs: list[Any], *more: Any, **options: Any) -> Any:
-        if any(path.startswith(("http:", "https:")) for path in file_paths(inputs)):
-            raise gr.Error("expected an uploaded image file, got a link: download it and upload the file")
-        return await preprocess_data(block_fn, inputs, *more, **options)
-
-    blocks.launch = guarded_launch
-    blocks.preprocess_data = without_links
-    # api_open=False: a call that does not go through the queue is refused
-    blocks.queue(api_open=False, max_size=limits.max_calls)
-
-
-def file_paths(value: Any) -> Iterator[str]:
-    """Yield the paths of all files in a value of a component."""
-    if isinstance(value, dict):
-        if isinstance(value.get("path"), str):
-            yield value["path"].strip().lower()
-        value = list(value.values())
-    if isinstance(value, list):
-        for entry in value:
-            yield from file_paths(entry)
-
-
 FIRST_METHODS = (DEFAULT, "gae", "rollout", "gradcam")  # selected at the start, if the model supports them
 TEXTS = {
     "explain": "Warm patches are evidence for the {noun}. If methods disagree, verify them.",
@@ -611,7 +537,7 @@ def build_page(viewer: Viewer) -> gr.Blocks:
         signed.change(
             lambda shown: [legend(bool(shown), noun)] * len(legends), signed, legends, api_name=False
         )
-    guard(blocks, viewer.limits)
+    guard(blocks, viewer.limits, CSS, KEEP_FILES)
     return blocks
 
 

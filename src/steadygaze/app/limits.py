@@ -24,6 +24,7 @@ class Limits:
         max_cost (int): forward passes of all methods of one call.
         max_seconds (float): running time of one call, without the time that it waits for others.
         max_upload_mb (float): size of an uploaded file, in megabytes.
+        max_stored_mb (float): size of all uploads and results together, in megabytes; the oldest are deleted.
         max_calls (int): number of waiting calls; further ones are refused.
     """
 
@@ -32,6 +33,7 @@ class Limits:
     max_cost: int = 5_000
     max_seconds: float = 60.0
     max_upload_mb: float = 20.0
+    max_stored_mb: float = 1000.0
     max_calls: int = 100
 
     def __post_init__(self) -> None:
@@ -43,6 +45,10 @@ class Limits:
     @property
     def max_upload_bytes(self) -> int:
         return int(self.max_upload_mb * 1_000_000)
+
+    @property
+    def max_stored_bytes(self) -> int:
+        return int(self.max_stored_mb * 1_000_000)
 
 
 DEFAULT_LIMITS = Limits()

@@ -18,7 +18,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from steadygaze.app.limits import DEFAULT_LIMITS, CallStoppedError, Limits, check_cost, check_method
-from steadygaze.data.images import read_image, to_rgb
+from steadygaze.data.decoding import to_rgb
+from steadygaze.data.images import read_image
 from steadygaze.errors import DegenerateMapWarning, InputError, SteadygazeError
 from steadygaze.faithfulness.inputs import RATIOS, CachedForward
 from steadygaze.faithfulness.removal import NAMES, VALUE_NAMES, ranking, removal
@@ -292,7 +293,7 @@ class Viewer:
     def _tensor(self, image: ImageInput | None) -> Tensor:
         if image is None:
             raise InputError("expected an image, got none: upload one or choose an example")
-        rgb = to_rgb(image) if isinstance(image, Image.Image) else read_image(image)
+        rgb = to_rgb(image) if isinstance(image, Image.Image) else read_image(image, apart=True)
         return self.loaded.preprocess(rgb)[None].to(self._device)
 
     @torch.no_grad()

@@ -601,7 +601,7 @@ def batches(image_files: list[ImageFile], results: Results) -> Iterator[tuple[li
         images: dict[ImageFile, Tensor] = {}
         for file in image_files[start : start + size]:
             try:
-                images[file] = results.loaded.preprocess(read_image(source_of(file)))
+                images[file] = results.loaded.preprocess(read_image(source_of(file), apart=True))
             except ImageError as error:
                 results.unreadable.append(str(error))
         if images:

@@ -211,6 +211,15 @@ TrustRemoteCode = Annotated[
         "--trust-remote-code",
     ),
 ]
+AllowPipe = Annotated[
+    bool,
+    declare(
+        RECIPE,
+        "Accept data in the recipe file that runs a shell command (wds:pipe:COMMAND); in --set it is always "
+        "accepted.",
+        "--allow-pipe",
+    ),
+]
 Device = Annotated[str, declare(RUNNING, "auto, cpu, cuda, cuda:1 or mps.")]
 
 Data = Annotated[str, declare(DATA, DATA_SOURCES, "--data", "-d")]

@@ -52,6 +52,15 @@ def serve(
     max_upload_mb: Annotated[
         float, declare(LIMITS, "Maximum size of an uploaded file.", metavar="MB", min=0.1)
     ] = 20.0,
+    max_stored_mb: Annotated[
+        float,
+        declare(
+            LIMITS,
+            "Maximum size of all uploads and results together; the oldest are deleted.",
+            metavar="MB",
+            min=1,
+        ),
+    ] = 1000.0,
     max_calls: Annotated[int, declare(LIMITS, "Maximum number of waiting calls.", metavar="N", min=1)] = 100,
     **values: Any,
 ) -> None:
@@ -61,6 +70,7 @@ def serve(
     Example: steadygaze app -m deit_small_patch16_224 --port 8080 --open
     """
     from steadygaze.app import Limits, page
+    from steadygaze.data.decoding import end_decoding
 
     limits = Limits(
         max_methods=max_methods,
@@ -68,6 +78,7 @@ def serve(
         max_cost=max_cost,
         max_seconds=max_seconds,
         max_upload_mb=max_upload_mb,
+        max_stored_mb=max_stored_mb,
         max_calls=max_calls,
     )
     chosen = ModelOptions(model=model, **values)
@@ -93,6 +104,7 @@ def serve(
         try:
             Event().wait()
         finally:
+            end_decoding()  # a call that waits for an image would delay the end
             blocks.close(verbose=False)
 
 

@@ -88,6 +88,7 @@ def train(
         ),
     ] = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    allow_pipe: options.AllowPipe = False,
     **values: Any,
 ) -> None:
     """Train or fine-tune from a recipe, with losses and modules that improve robustness and attributions.
@@ -107,13 +108,13 @@ def train(
         raise typer.BadParameter("expected a recipe: a TOML file, or a name from `steadygaze train --list`")
     _check_show(show, settings)
     if show:
-        read_recipe(recipe)  # an error if it is not valid
+        read_recipe(recipe, allow_pipe=True)  # an error if it is not valid
         print(recipe_text(recipe), end="")
         return
     changes = parse_settings(settings or [])
     if not values["dry_run"]:
         changes["command"] = command_line()
-    chosen = read_recipe(recipe, changes)
+    chosen = read_recipe(recipe, changes, allow_pipe=allow_pipe)
     if not chosen.data.train:
         raise InputError("data.train: expected a folder of images. Add --set data.train=FOLDER.")
     folder = out or Path("steadygaze-train") / Path(recipe).stem
@@ -265,6 +266,7 @@ def sweep(
         declare(RUNNING, "Check the request, list the runs and estimate their training time.", "--dry-run"),
     ] = False,
     trust_remote_code: options.TrustRemoteCode = False,
+    allow_pipe: options.AllowPipe = False,
 ) -> None:
     """Train a grid of recipes, measure each model with the stress run of its recipe, and compare them.
 
@@ -287,12 +289,12 @@ def sweep(
         raise typer.BadParameter("expected a recipe or sweep: a TOML file, or a name from --list")
     _check_show(show, settings)
     if show:
-        read_sweep(recipe)  # an error if it is not valid
+        read_sweep(recipe, allow_pipe=True)  # an error if it is not valid
         print(recipe_text(recipe, "sweep", "recipe"), end="")
         return
     folder = out or Path("steadygaze-sweep") / Path(recipe).stem
     console, notes = stdout(WIDTH), stderr()
-    grid = read_sweep(recipe, parse_grid(settings or []), seeds)
+    grid = read_sweep(recipe, parse_grid(settings or []), seeds, allow_pipe=allow_pipe)
     runs = plan_runs(grid, folder)
     if dry_run:
         print_sweep_estimate(grid, runs, device, trust_remote_code=trust_remote_code)

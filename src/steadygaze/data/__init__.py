@@ -2,6 +2,7 @@
 
 | file | subject |
 | --- | --- |
+| `decoding.py` | from the bytes of an image file to pixels, in bounded time and memory |
 | `images.py` | finding and reading image files |
 | `preprocess.py` | from an image to the tensor that a model takes |
 | `transforms.py` | the same by a transform that the user gives |

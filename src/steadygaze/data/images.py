@@ -12,8 +12,8 @@ give the same pixels everywhere:
 | animation (GIF, WebP, APNG) | the first frame |
 
 Files may be untrusted. Only the formats in FORMATS are decoded, whatever a file is called; size and
-aspect ratio are checked in the header, before any pixel is decoded; and only regular files are opened.
-Everything else is an `ImageError` that names the file.
+aspect ratio are checked in the header, before any pixel is decoded; only regular files are opened; and time
+and memory are limited (`decoding.py`). Everything else is an `ImageError` that names the file.
 
 A content hash has 16 hex digits and identifies the bytes of an image, whatever the file is called.
 """
@@ -28,39 +28,32 @@ import stat
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import Image, ImageOps
 from torch import Tensor
 
+from steadygaze.data.decoding import (
+    FORMATS,
+    Want,
+    article,
+    check_bounds,
+    decode,
+    decode_apart,
+    first_line,
+    is_plain,
+    to_rgb,
+)
 from steadygaze.errors import ImageError, InputError
 
-FORMATS = {  # PIL's name of each format that is read, and its suffixes
-    "JPEG": (".jpg", ".jpeg"),
-    "PNG": (".png",),
-    "WEBP": (".webp",),
-    "AVIF": (".avif",),
-    "GIF": (".gif",),
-    "BMP": (".bmp",),
-    "TIFF": (".tif", ".tiff"),
-    "PPM": (".ppm", ".pgm"),
-}
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 IMAGE_KINDS = "a path, a PIL image or a numpy array (H, W, 3) of uint8"
-MAX_SIDE = 65_535  # pixels; also the largest side of a JPEG file
-MAX_PIXELS = 89_000_000  # below the number from which on PIL warns; up to 400 MB as RGB
-MAX_ASPECT = 100  # longer side / shorter side: preprocessing scales the shorter side to that of the model
 MAX_NAME = 120  # bytes of an image's name in names of files
-ROWS_AT_ONCE = 2**22  # number of pixels that are converted from 16 to 8 bits at once
 SOURCE_KEY = "steadygaze_source"  # in `Image.info`: the file's name, for errors of preprocessing
-TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
-ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 
 
 @dataclass(frozen=True)
@@ -139,14 +132,15 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
     return list(files)
 
 
-def read_image(source: Source) -> Image.Image:
+def read_image(source: Source, *, apart: bool = False) -> Image.Image:
     """An image file, or the bytes of one, as upright 8-bit RGB; see the table above.
 
-    A file that is missing, truncated, too large or not an image raises `ImageError` with its name.
+    A file that is missing, truncated, too large, too slow or not an image raises `ImageError` with its name.
+
+    Args:
+        apart: Decode in a child process, whatever the file is; otherwise files that may take long.
     """
-    with opened_image(source) as image:
-        image.load()
-        rgb = to_rgb(ImageOps.exif_transpose(image))
+    rgb = _decoded(source, "rgb", apart=apart)
     rgb.info[SOURCE_KEY] = _name(source)
     return rgb
 
@@ -214,41 +208,32 @@ def unique_names(names: Iterable[Sequence[str]]) -> list[str]:
     return unique
 
 
+def read_stored(source: Source, kind: str) -> Image.Image:
+    """The same, in the mode of the file. kind: "image" or "mask", for errors."""
+    return _decoded(source, "stored", kind)
+
+
 def image_size(source: Source) -> tuple[int, int]:
     """Width and height of the image that `read_image` would give, without decoding its pixels."""
-    with opened_image(source) as image:
-        width, height = image.size
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-        return (height, width) if orientation in TRANSPOSED else (width, height)
+    return _decoded(source, "size").size
 
 
-@contextmanager
-def opened_image(source: Source, kind: str = "image") -> Iterator[Image.Image]:
-    """The file opened by PIL, its size checked; whatever is wrong with it becomes `ImageError`.
-
-    Args:
-        kind: "image" or "mask", for errors.
-    """
+def _decoded(source: Source, want: Want, kind: str = "image", *, apart: bool = False) -> Image.Image:
     name = _name(source)
-    file: str | Path | io.BytesIO
     if isinstance(source, (str, Path)):
         check_regular_file(source, kind)
-        file = source
+        data: bytes | str = str(source)
     else:
-        file = io.BytesIO(source if isinstance(source, bytes) else source.read())
+        data = source if isinstance(source, bytes) else source.read()
+    if apart:
+        return decode_apart(data, want, name, kind)
     try:
-        with Image.open(file, formats=_formats()) as image:
-            check_bounds(*image.size, name=name)
-            yield image
-    except ImageError:
-        raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError(f"{name}: expected at most {MAX_PIXELS:,} pixels, got more ({error})") from error
-    except Image.UnidentifiedImageError as error:
-        expected = f"expected one of the formats {', '.join(_formats())}"
-        raise ImageError(f"{name}: does not decode as {_article(kind)} ({expected})") from error
-    except Exception as error:  # PIL's decoders raise many kinds, from SyntaxError to struct.error
-        raise ImageError(f"{name}: does not decode as {_article(kind)} ({first_line(error)})") from error
+        with Path(data).open("rb") if isinstance(data, str) else io.BytesIO(data) as file:
+            if is_plain(file):
+                return decode(file, want, name, kind)
+    except OSError as error:
+        raise ImageError(f"{name}: cannot be read ({error.strerror})") from error
+    return decode_apart(data, want, name, kind)
 
 
 def check_regular_file(path: str | Path, kind: str = "image") -> None:
@@ -264,29 +249,7 @@ def check_regular_file(path: str | Path, kind: str = "image") -> None:
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFIFO: "FIFO", stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket"}
         got = kinds.get(stat.S_IFMT(mode), "device")
-        raise ImageError(f"{path}: expected {_article(kind)} file, got a {got}")
-
-
-def check_bounds(width: int, height: int, *, name: str = "image in memory") -> None:
-    """Raise `ImageError` if an image of this size would take too much memory to decode or to preprocess."""
-    size = f"got {width:,} x {height:,}"
-    if min(width, height) < 1:
-        raise ImageError(f"{name}: expected at least one pixel, {size}")
-    if max(width, height) > MAX_SIDE:
-        raise ImageError(f"{name}: expected sides of at most {MAX_SIDE:,} pixels, {size}")
-    if width * height > MAX_PIXELS:
-        raise ImageError(f"{name}: expected at most {MAX_PIXELS:,} pixels, {size} = {width * height:,}")
-    if max(width, height) > MAX_ASPECT * min(width, height):
-        raise ImageError(
-            f"{name}: expected an aspect ratio of at most {MAX_ASPECT}:1, {size}. Crop it, or leave it out."
-        )
-
-
-@cache
-def _formats() -> tuple[str, ...]:
-    """The formats that this build of PIL can open."""
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
+        raise ImageError(f"{path}: expected {article(kind)} file, got a {got}")
 
 
 def _name(source: Source) -> str:
@@ -295,52 +258,8 @@ def _name(source: Source) -> str:
     return str(source) if isinstance(source, (str, Path)) else source.name
 
 
-def _article(kind: str) -> str:
-    return f"an {kind}" if kind == "image" else f"a {kind}"
-
-
 def _broken_link(path: Path) -> str:
     return f"a link to {path.readlink()}, which does not exist"
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its type where there is none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """8-bit RGB of an image of any mode; transparent parts are blended with white."""
-    if image.mode.startswith(("I", "F")):
-        return _to_8_bits(image)
-    if image.mode in ALPHA_MODES or "transparency" in image.info:
-        transparent = image.convert("RGBA")
-        white = Image.new("RGBA", transparent.size, "white")
-        return Image.alpha_composite(white, transparent).convert("RGB")
-    return image.convert("RGB")
-
-
-def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Gray of 16 or 32 bits, which PIL would clip to white, as 8 bits.
-
-    16-bit integers and floats in [0, 1] keep their full scale; anything else is stretched from its minimum
-    to its maximum.
-    """
-    values = np.asarray(image)
-    step = max(1, ROWS_AT_ONCE // image.width)
-    blocks = [values[start : start + step] for start in range(0, image.height, step)]
-    low = float(np.min([block.min() for block in blocks]))
-    high = float(np.max([block.max() for block in blocks]))
-    if not np.isfinite((low, high)).all():
-        raise ValueError("it has values that are not finite")
-    if image.mode == "F" and low >= 0 and high <= 1:
-        low, high = 0.0, 1.0
-    elif image.mode.startswith("I") and low >= 0 and high <= 65535:
-        low, high = 0.0, 65535.0 if high > 255 else 255.0
-    gray = np.empty(values.shape, np.uint8)
-    for index, block in enumerate(blocks):
-        unit = (block.astype(np.float64) - low) / (high - low or 1.0)
-        gray[index * step : (index + 1) * step] = (unit * 255).round().astype(np.uint8)
-    return Image.fromarray(gray).convert("RGB")
 
 
 DIGITS = 16

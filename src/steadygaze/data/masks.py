@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import Image
 
 from steadygaze.data.folders import ClassLookup, Item, interleave, read_class_folders, read_index
-from steadygaze.data.images import EncodedImage, images_in, opened_image
+from steadygaze.data.images import EncodedImage, images_in, read_stored
 from steadygaze.errors import ImageError, InputError, SteadygazeError
 from steadygaze.untrusted import read_text
 
@@ -220,9 +220,7 @@ def read_mask(item: Item, decode: Decode, size: tuple[int, int] | None = None) -
 
 
 def _open(source: Path | EncodedImage) -> Image.Image:
-    with opened_image(source, "mask") as mask:
-        mask.load()
-        return ImageOps.exif_transpose(mask)
+    return read_stored(source, "mask")
 
 
 def mask_values(mask: Image.Image) -> Pixels:

@@ -27,7 +27,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from steadygaze.data.images import to_rgb
+from steadygaze.data.decoding import to_rgb
 from steadygaze.data.masks import BORDER, OBJECT
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.data.stream_spec import StreamSpec

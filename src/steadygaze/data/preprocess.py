@@ -22,7 +22,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from steadygaze.data.images import SOURCE_KEY, check_bounds, first_line
+from steadygaze.data.decoding import check_bounds, first_line
+from steadygaze.data.images import SOURCE_KEY
 from steadygaze.errors import ImageError, InputError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from steadygaze.data.datasets.tree import abbreviated
-from steadygaze.data.images import EncodedImage, first_line
+from steadygaze.data.decoding import first_line
+from steadygaze.data.images import EncodedImage
 from steadygaze.data.stream_spec import MAX_BYTES, ImageBytes, Sample, StreamSpec
 from steadygaze.errors import ImageError, InputError, UnknownNameError
 from steadygaze.untrusted import MIB, unpacked_limit

@@ -22,7 +22,8 @@ from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 from steadygaze.data.datasets.tree import abbreviated
-from steadygaze.data.images import SUFFIXES, first_line, names_hash
+from steadygaze.data.decoding import first_line
+from steadygaze.data.images import SUFFIXES, names_hash
 from steadygaze.data.stream_spec import MAX_BYTES, MAX_LABEL, FilePart, ImageBytes, Sample, StreamSpec
 from steadygaze.errors import InputError
 from steadygaze.untrusted import MIB, unpacked_limit
@@ -245,14 +246,9 @@ def _expand(pattern: str) -> list[str]:
     return urls
 
 
-def refuse_pipes(spec: StreamSpec, key: str) -> None:
-    """`InputError` if data that a file names would run a command; key: of the recipe, for the error."""
-    if spec.kind == "wds" and any(url.lstrip().startswith(PIPE) for url in _expand(spec.location)):
-        raise InputError(
-            f"{key}: {spec} would run a shell command, which a recipe may not. Give pipe: on "
-            "the command line "
-            "of explain, verify or stress, or download the shards."
-        )
+def runs_command(spec: StreamSpec) -> bool:
+    """Whether a shard is the output of a shell command."""
+    return spec.kind == "wds" and any(url.lstrip().startswith(PIPE) for url in _expand(spec.location))
 
 
 def _printable(key: str) -> str:

@@ -22,7 +22,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from steadygaze.data.images import first_line
+from steadygaze.data.decoding import first_line
 from steadygaze.data.preprocess import Geometry, Preprocess, apply_geometry, compose
 from steadygaze.errors import InputError
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor, nn
 
-from steadygaze.data.images import first_line
+from steadygaze.data.decoding import first_line
 from steadygaze.errors import CheckpointError, SteadygazeError
 from steadygaze.untrusted import check_torch_file
 

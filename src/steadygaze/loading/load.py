@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import steadygaze.models as own_models
-from steadygaze.data.images import first_line
+from steadygaze.data.decoding import first_line
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.data.transforms import OwnPreprocess, Transform, own_preprocess
 from steadygaze.errors import CheckpointError, InputError, SteadygazeError

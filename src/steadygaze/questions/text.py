@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from steadygaze.data.images import first_line
+from steadygaze.data.decoding import first_line
 from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.target import Outputs, check_class_names
 from steadygaze.vit.adapt import adapt, unwrapped

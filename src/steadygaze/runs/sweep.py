@@ -25,8 +25,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from steadygaze.data.stream_spec import StreamSpec
-from steadygaze.data.tar_shards import refuse_pipes
 from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.files import write_atomic
 from steadygaze.progress import OnProgress, Progress, ignore_progress
@@ -125,8 +123,6 @@ def plan_runs(sweep: Sweep, out: Path) -> list[SweepRun]:
             if not recipe.data.train:
                 raise InputError("data.train: expected a folder of images. Add --set data.train=FOLDER.")
             run = SweepRun(cell, recipe, out / cell.folder / f"seed{recipe.seed}")
-            if isinstance(run.request.data, StreamSpec):
-                refuse_pipes(run.request.data, "measure.data")
             suites = parse_suites(run.request.suites, run.request.options)
             if run.request.data is None and not all(suite.own_images for suite in suites):
                 raise InputError(

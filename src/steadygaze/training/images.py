@@ -35,7 +35,6 @@ from steadygaze.data.masks import OBJECT, LabeledImages, find_labeled_images, re
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.data.stream_spec import FilePart, StreamSpec, Unusable, is_stream
 from steadygaze.data.streams import open_stream
-from steadygaze.data.tar_shards import refuse_pipes
 from steadygaze.errors import ImageError, InputError
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.training.losses.registry import class_logits, model_outputs
@@ -228,7 +227,6 @@ def _listed_shards(spec: StreamSpec, part: str, classes: ClassLookup) -> Labeled
     """All images of local shards: their places are listed once, and each is read when it is needed."""
     if spec.kind != "wds":
         raise InputError(f"data.{part}: expected a folder or local WebDataset shards (wds:...), got {spec}")
-    refuse_pipes(spec, f"data.{part}")  # whoever calls, before anything is opened
     stream = open_stream(spec, classes)
     items = []
     for item in stream:

@@ -225,6 +225,7 @@ def train(
     device: str = "auto",
     stop_after: int | None = None,
     trust_remote_code: bool = False,
+    allow_pipe: bool = False,
 ) -> TrainingResult:
     """Train by a recipe; log, checkpoints and weights go into the folder `out`.
 
@@ -239,6 +240,8 @@ def train(
         device: "auto" or "cpu".
         stop_after: Save a checkpoint and return after this step.
         trust_remote_code: As for `load_model`, for the models that the recipe names.
+        allow_pipe: Accept data in a recipe file that runs a shell command (`wds:pipe:...`). Values in
+            `changes`, a dict or a `Recipe` are your own and always accepted.
 
     Returns:
         The folder, the model with the resulting weights, and the log.
@@ -253,7 +256,7 @@ def train(
         ```
     """
     if isinstance(recipe, (str, Path)):
-        recipe = read_recipe(recipe, changes)
+        recipe = read_recipe(recipe, changes, allow_pipe=allow_pipe)
     elif isinstance(recipe, Mapping):
         recipe = make_recipe(recipe, changes)
     elif changes:

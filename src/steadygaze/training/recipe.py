@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
@@ -29,6 +29,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from steadygaze import modules
+from steadygaze.data.stream_spec import StreamSpec, is_stream
+from steadygaze.data.tar_shards import runs_command
 from steadygaze.errors import InputError, SteadygazeError, UnknownNameError
 from steadygaze.loading.checkpoint import MAX_CLASSES
 from steadygaze.training.losses import LOSSES, LossOptions
@@ -527,12 +529,16 @@ def _check_augmentation(who: str, augment: Augment) -> None:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def read_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
+def read_recipe(
+    source: str | Path, changes: Mapping[str, Any] | None = None, *, allow_pipe: bool = False
+) -> Recipe:
     """The recipe in a TOML file, or a shipped one by name.
 
     Args:
         source: Path of the file, or the name of a shipped recipe.
         changes: Values by full key, such as {"data.train": "FOLDER", "seed": 1}; None removes a key.
+        allow_pipe: Accept data in the file that runs a shell command (`wds:pipe:...`). In `changes` it is
+            always accepted.
 
     Returns:
         The recipe, checked.
@@ -545,7 +551,33 @@ def read_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) ->
         >>> read_recipe("cifar10-tap", {"data.train": "cifar10/train", "epochs": 2}).epochs
         2
     """
-    return make_recipe(parse_toml(recipe_text(source), source), changes)
+    content = parse_toml(recipe_text(source), source)
+    if not allow_pipe:
+        check_plain(content)
+        refuse_commands(content, changes or {})
+    return make_recipe(content, changes)
+
+
+def refuse_commands(content: Any, given: Collection[str] = (), key: str = "") -> None:
+    """`InputError` if a text in a file names data that is the output of a shell command.
+
+    Args:
+        given: Full keys whose values do not come from the file.
+        key: Of the content.
+    """
+    if key in given:
+        return
+    if isinstance(content, Mapping):
+        for name, value in content.items():
+            refuse_commands(value, given, f"{key}.{name}" if key else name)
+    elif isinstance(content, list):
+        for value in content:
+            refuse_commands(value, given, key)
+    elif is_stream(content) and runs_command(StreamSpec.parse(content)):
+        raise InputError(
+            f"{key}: {content} would run a shell command, which a file may not. If you trust the file, add "
+            f"--allow-pipe (in Python, allow_pipe=True); or give the value by --set {key}=..."
+        )
 
 
 def parse_toml(text: str, source: str | Path) -> dict[str, Any]:

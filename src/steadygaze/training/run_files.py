@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from steadygaze.data.images import first_line
+from steadygaze.data.decoding import first_line
 from steadygaze.errors import CheckpointError, InputError, SteadygazeError
 from steadygaze.files import write_atomic
 from steadygaze.modules.base import Start

@@ -30,6 +30,7 @@ from steadygaze.training.recipe import (
     parse_value,
     read_recipe,
     recipe_text,
+    refuse_commands,
 )
 
 MAX_RUNS = 10_000
@@ -73,6 +74,7 @@ class Sweep(Document):
     command: str = ""
     cost: str = ""
     result: str = "not measured yet"
+    _allow_pipe: bool = False  # in the recipe; not a key of the file
 
     def cells(self) -> list[Cell]:
         """Every combination of the grid's values, in the order of the keys; one cell without a grid."""
@@ -99,7 +101,7 @@ class Sweep(Document):
             table, _, name = key.partition(".")
             if value == WITHOUT and table in ("modules", "losses") and name and "." not in name:
                 changes[key] = None
-        recipe = read_recipe(self.recipe, changes)
+        recipe = read_recipe(self.recipe, changes, allow_pipe=self._allow_pipe)
         return recipe.model_copy(update={"seed": recipe.seed + number})
 
 
@@ -136,17 +138,24 @@ def read_sweep(
     source: str | Path,
     values: Mapping[str, Sequence[Any]] | None = None,
     seeds: int | None = None,
+    *,
+    allow_pipe: bool = False,
 ) -> Sweep:
     """A sweep file, a shipped sweep, or a recipe, with further values.
 
     Args:
         values: By full key; several of a key are swept, one is set. They replace those of the file.
+        allow_pipe: Accept data in the files that runs a shell command (`wds:pipe:...`). In `values` it is
+            always accepted.
     """
     content = parse_toml(recipe_text(source, "sweep", "recipe"), source)
     if "grid" not in content and "recipe" not in content:  # a recipe: a sweep without a grid
         content = {"recipe": str(source)}
     check_plain(content)
     check_plain(dict(values or {}))
+    if not allow_pipe:
+        given = {f"{table}.{key}" for table in ("grid", "set") for key in values or {}}
+        refuse_commands(content, given | set(values or {}))
     grid, fixed = dict(content.get("grid", {})), dict(content.get("set", {}))
     for key, listed in (values or {}).items():
         grid.pop(key, None)
@@ -158,7 +167,9 @@ def read_sweep(
     content |= {"grid": grid, "set": fixed}
     if seeds is not None:
         content["seeds"] = seeds
-    return Sweep(**content)
+    sweep = Sweep(**content)
+    sweep._allow_pipe = allow_pipe
+    return sweep
 
 
 def parse_grid(settings: Sequence[str]) -> dict[str, list[Any]]:

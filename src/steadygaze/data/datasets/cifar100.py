@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from steadygaze.data.datasets.tree import abbreviated, require_folder
-from steadygaze.data.images import first_line
+from steadygaze.data.decoding import first_line
 from steadygaze.errors import InputError
 
 DATASET = "CIFAR-100"
