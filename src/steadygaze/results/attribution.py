@@ -41,10 +41,11 @@ class Attribution:
 
     Attributes:
         scores: (B, rows, columns), or (B, K, rows, columns) for K targets of each image.
-        target: The class explained, (B,) or (B, K); None where the target was a callable.
+        target: The class explained, (B,) or (B, K); None where the target was a callable, and for methods
+            that need no class, on a model without a classifier.
         logits: The model's output, (B, C).
         method: Name of the method.
-        score: The quantity that is explained, such as "logit".
+        score: The quantity that is explained, such as "logit"; "none" where there is none.
         images: Images for display; `with_images` sets them.
         classes: Class names for display.
         outputs: What the logits are: "classes", "labels" (multi-label), "values" (regression) or "features".
@@ -112,7 +113,11 @@ class Attribution:
         rest = ["..."] if titles and len(self.indices()) > TITLES else []
         explained = f", explains {', '.join([*titles, *rest])}" if titles else ""
         shape = tuple(self.scores.shape)
-        return f"Attribution({self.method} of the {self.score}, scores {shape}{explained})"
+        return f"Attribution({self.method}{self._quantity}, scores {shape}{explained})"
+
+    @property
+    def _quantity(self) -> str:
+        return "" if self.score == "none" else f" of the {self.score}"
 
     def to(self, device: torch.device | str) -> Attribution:
         """The same attribution on another device."""
@@ -341,7 +346,7 @@ class Attribution:
         rest = len(self.indices()) - SHOWN_IN_NOTEBOOK
         more = f"<div>and {rest} more</div>" if rest > 0 else ""
         rows, columns = self.grid
-        head = f"<b>{escape(self.method)}</b> of the {escape(self.score)}, {rows} x {columns} patches"
+        head = f"<b>{escape(self.method)}</b>{escape(self._quantity)}, {rows} x {columns} patches"
         return f"<div>{head}</div><div>{figures}</div>{more}"
 
 

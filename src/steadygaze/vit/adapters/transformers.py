@@ -1,7 +1,8 @@
 """Adapter for transformers: ViT, DeiT, BEiT, Data2Vec, DINOv2 and v3, I-JEPA, MSN, MAE, CLIP, SigLIP.
 
-The head of a bare backbone gives its features (`vit.outputs.backbone_features`). A model that compares images with text (CLIPModel, SiglipModel, Siglip2Model) is viewed as its image tower:
-the head gives the image embedding.
+The head of a bare backbone gives its features (`vit.outputs.backbone_features`). A model that compares images
+with text (CLIPModel, SiglipModel, Siglip2Model) is viewed as its image tower: the head gives the image
+embedding.
 
 DINOv3 has no classifier class in transformers: `Classifier` is one. A module of one's own around a backbone
 is viewed by `steadygaze.vit.wrapped`.
