@@ -646,10 +646,13 @@ def explain_batch(
     target: Any = None if request.target == "auto" else loaded.class_index(request.target)
     if request.top > 1:
         if vit.plan.outputs in ("values", "features"):
-            kind = "values (regression)" if vit.plan.outputs == "values" else "features"
+            kind, instead = (
+                ("values (regression)", "--target with the index or name of a value")
+                if vit.plan.outputs == "values"
+                else ("features", "--similar-to FILE, or methods that need no class")
+            )
             raise InputError(
-                f"--top explains the most probable classes, but this model gives {kind}. "
-                "Use --target with the index or name of a value."
+                f"--top explains the most probable classes, but this model gives {kind}. Use {instead}."
             )
         with torch.no_grad():
             logits = vit(images)

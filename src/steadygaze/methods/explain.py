@@ -208,8 +208,9 @@ def _check_class_free(target: Any, methods: list[Method], vit: ViT) -> None:
     free = [m.name for m in known if not m.class_specific and not unavailable(m, vit)]
     raise InputError(
         f"target: this {vit.plan.kind} has no classifier, so no class to explain{need}. Give a quantity of "
-        "its features: sg.similar_to(other_image), sg.component(0, images), sg.feature_norm(), or a callable "
-        f"target, features (B, D) -> (B,); or use methods that need none: {', '.join(free)}.",
+        "its features: sg.similar_to(other_image), --similar-to FILE on the command line, "
+        "sg.component(0, images), sg.feature_norm(), or a callable target, features (B, D) -> (B,); or use "
+        f"methods that need none: {', '.join(free)}.",
         option="target",
     )
 

@@ -6,8 +6,9 @@
 
 x are the patch tokens at layer `at`: 0 is the input of block 0, L or -1 the output of the last block. z_p is
 x_p without its mean over channels, divided by its deviation (a LayerNorm without gain and bias), so that a
-few tokens with large norms do not decide; with normalize=False, x_p itself. The sign of v makes Σ_p map_p³
-positive: the side with fewer, stronger patches.
+few tokens with large norms do not decide; with normalize=False, x_p itself. The sign of v makes the mean of
+the map over the patches at the border of the grid negative: objects are mostly inside, background touches the
+border. On grids of at most two rows or columns, Σ_p map_p³ is positive.
 
 Formulas: docs/equations.md#token-norms, docs/equations.md#token-pca.
 """
@@ -49,12 +50,13 @@ def norms(query: Query, *, at: int = -1) -> Float[Tensor, "b h w"]:
     "pca", "model", family="tokens", gradient=False, class_specific=False, cost=1.0, reads_hidden=True
 )
 def pca(query: Query, *, at: int = -1, normalize: bool = True) -> Float[Tensor, "b h w"]:
-    """First principal component of the patch tokens at layer `at`; fewer, stronger patches are positive."""
+    """First principal component of the patch tokens at layer `at`, negative at the image border."""
     x = _patches(query, at, "pca")
     grid, z = x.shape[1:3], x.flatten(1, 2)
     z = F.layer_norm(z, z.shape[-1:]) if normalize else z
     u, s, _ = torch.linalg.svd(z - z.mean(1, keepdim=True), full_matrices=False)
-    projection = u[..., 0] * s[:, :1]
-    sign = (projection**3).sum(1, keepdim=True).sign()
-    projection = projection * torch.where(sign == 0, torch.ones_like(sign), sign)
-    return resize_map(projection.unflatten(1, tuple(grid)), query.grid)
+    projection = (u[..., 0] * s[:, :1]).unflatten(1, tuple(grid))
+    border = torch.ones(grid, dtype=torch.bool, device=x.device)
+    border[1:-1, 1:-1] = False
+    direction = (projection**3).sum((1, 2)) if border.all() else -projection[:, border].mean(1)
+    return resize_map(torch.where(direction[:, None, None] < 0, -projection, projection), query.grid)

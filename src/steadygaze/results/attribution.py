@@ -116,6 +116,11 @@ class Attribution:
         return f"Attribution({self.method}{self._quantity}, scores {shape}{explained})"
 
     @property
+    def noun(self) -> str:
+        """What a map is evidence for: a class, label or value; "" where nothing of that kind is explained."""
+        return "" if self.score == "none" else NOUNS[self.outputs]
+
+    @property
     def _quantity(self) -> str:
         return "" if self.score == "none" else f" of the {self.score}"
 
@@ -335,8 +340,7 @@ class Attribution:
         if len(shown[0][1]) == 1:  # no images: the maps side by side, each below its title
             headings = [title or self.method for title, _ in shown]
             return to_png(tile([Row([drawn[0] for _, drawn in shown])], headings))
-        noun = NOUNS[self.outputs]
-        return to_png(tile(rows, ["image", self.method], legend="positive", noun=noun))
+        return to_png(tile(rows, ["image", self.method], legend="positive", noun=self.noun))
 
     def _repr_html_(self) -> str:
         figures = "".join(

@@ -12,7 +12,6 @@ from steadygaze.errors import InputError
 from steadygaze.notebook import figure, to_png
 from steadygaze.results.attribution import BARE_PIXELS, SHOWN_IN_NOTEBOOK, SHOWN_IN_PNG, Attribution
 from steadygaze.results.drawing import Row, enlarged, tile, to_pil_image
-from steadygaze.target import NOUNS
 
 
 class Attributions(dict[str, Attribution]):
@@ -53,7 +52,7 @@ class Attributions(dict[str, Attribution]):
         drawn = [row for row in drawn if len(row[0]) == len(drawn[0][0])]
         rows = [Row(images, title) for images, title in drawn]
         headings = self._headings(len(rows[0].images))
-        return to_png(tile(rows, headings, legend="positive", noun=NOUNS[first.outputs]))
+        return to_png(tile(rows, headings, legend="positive", noun=first.noun))
 
     def _repr_html_(self) -> str:
         if not self:
@@ -104,5 +103,5 @@ def comparison_grid(
         drawn = [att.overlay(originals[image], index, signed=signed) for att in attributions.values()]
         note = notes[image] if notes else ""
         rows.append(Row([originals[image], *drawn], first.title(index, classes), note))
-    legend, noun = "signed" if signed else "positive", NOUNS[first.outputs]
+    legend, noun = "signed" if signed else "positive", first.noun
     return tile(rows, ["image", *attributions], cell=cell, legend=legend, noun=noun)
