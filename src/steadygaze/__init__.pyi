@@ -36,6 +36,9 @@ from .methods.registry import register_method as register_method
 from .progress import Progress as Progress
 from .questions.ask import ask as ask
 from .questions.detections import Detection as Detection
+from .questions.features import component as component
+from .questions.features import feature_norm as feature_norm
+from .questions.features import similar_to as similar_to
 from .questions.regions import Region as Region
 from .questions.text import zero_shot as zero_shot
 from .results.attribution import Attribution as Attribution

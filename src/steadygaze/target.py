@@ -246,18 +246,18 @@ def default_score(score: str, outputs: Outputs) -> str:
 def resolve_target(
     target: Any, logits: Float[Tensor, "b c"], outputs: Outputs = "classes"
 ) -> Int[Tensor, " b"] | Int[Tensor, "b k"] | None:
-    """The classes to explain: (B,), or (B, K) for several per image; None for a callable target.
+    """The classes to explain: (B,), or (B, K) for several per image; None if no class is explained.
 
     Args:
-        target: None (the predicted class, or the most probable label), a class index, one index per image,
-            shape (B, K), or a callable.
+        target: None (the predicted class, or the most probable label; of features, none), a class index, one
+            index per image, shape (B, K), or a callable.
 
     Examples:
         >>> resolve_target(2, torch.zeros(2, 3)).tolist()
         [2, 2]
     """
     batch, classes = logits.shape
-    if callable(target):
+    if callable(target) or (target is None and outputs == "features"):
         return None
     if target is None:
         if outputs == "values" and classes > 1:

@@ -143,6 +143,7 @@ def explain(
     Example: steadygaze explain cat.jpg -m deit_tiny_patch16_224
     Example: steadygaze explain photos -m deit_tiny_patch16_224 --method gae,gaze --top 3 -o maps
     Example: steadygaze explain cat.jpg -m openai/clip-vit-base-patch32 --text "a cat" --text "a dog"
+    Example: steadygaze explain cat.jpg -m facebook/dinov2-base --similar-to other.jpg
     Example: steadygaze explain street.jpg -m ./segformer --region point=120,80 --target road
     """
     raise typer.Exit(run(ExplainOptions(images=images, **values)))
@@ -275,10 +276,14 @@ class Results:
         return self.logits[0].shape[-1]
 
     @property
+    def targets_each(self) -> int:
+        """Number of explained classes of each image."""
+        return self.targets[0].shape[1] if self.targets and self.targets[0].ndim == 2 else 1
+
+    @property
     def grid_extent(self) -> tuple[int, int, int]:
         """How many images, classes of each and methods grid.png shows."""
-        targets = self.targets[0]
-        classes = min(targets.shape[1] if targets.ndim == 2 else 1, GRID_ROWS)
+        classes = min(self.targets_each, GRID_ROWS)
         images = min(len(self.rows), GRID_IMAGES, GRID_ROWS // classes)
         return images, classes, min(len(self.scores), GRID_COLUMNS)
 
@@ -297,16 +302,16 @@ def add_results(
         results.scores.setdefault(method, []).append(attribution.scores.float().numpy())
         results.score_of[method] = attribution.score
     first = next(iter(attributions.values()))
-    assert first.target is not None
     results.outputs = first.outputs
     results.logits.append(first.logits.float().numpy())
-    results.targets.append(first.target.numpy())
+    if first.target is not None:
+        results.targets.append(first.target.numpy())
     for index, (name, file) in enumerate(zip(names, image_files, strict=True)):
         overlays = {
             method: write_overlays(results.request, name, images[index], attribution, index)
             for method, attribution in attributions.items()
         }
-        target = first.target[index]
+        target = None if first.target is None else first.target[index]
         entry = image_entry(
             name,
             first.logits[index],
@@ -375,7 +380,9 @@ def write_results(results: Results) -> None:
     earlier = listed_overlays(request.out, manifest)
     write_png(request.file("grid", "png"), draw_grid(results))
     arrays: dict[str, Any] = {method: np.concatenate(parts) for method, parts in results.scores.items()}
-    arrays |= {"logits": np.concatenate(results.logits), "target": np.concatenate(results.targets)}
+    arrays["logits"] = np.concatenate(results.logits)
+    if results.targets:
+        arrays["target"] = np.concatenate(results.targets)
     arrays["names"] = np.array([row["name"] for row in results.rows])
     write_npz(request.file("scores", "npz"), arrays)
     model = {
@@ -466,6 +473,9 @@ def print_predictions(results: Results, console: Console) -> None:
 
     from steadygaze.target import percent, predictions, summarize
 
+    if results.outputs == "features":
+        print_line(console, f"no classifier: the model gives {results.class_count} features of each image")
+        return
     names = short_names(results.loaded.class_names)
     several = results.outputs == "classes"
     headings = ("1st", "2nd", "3rd")[: results.class_count] if several else (results.outputs,)
@@ -531,8 +541,7 @@ def print_files(results: Results, console: Console) -> None:
 
 def omitted_from_grid(results: Results) -> str:
     """What grid.png leaves out; "" if it shows everything."""
-    targets = results.targets[0]
-    classes = targets.shape[1] if targets.ndim == 2 else 1
+    classes = results.targets_each
     totals = (len(results.rows), "images"), (classes, "classes"), (len(results.scores), "methods")
     return "".join(
         f", the first {shown} of {total} {noun}"
@@ -627,10 +636,14 @@ def explain_batch(
     request, loaded = results.request, results.loaded
     target: Any = None if request.target == "auto" else loaded.class_index(request.target)
     if request.top > 1:
-        if vit.plan.outputs == "values":
+        if vit.plan.outputs in ("values", "features"):
+            kind, instead = (
+                ("values (regression)", "--target with the index or name of a value")
+                if vit.plan.outputs == "values"
+                else ("features", "--similar-to FILE, or methods that need no class")
+            )
             raise InputError(
-                "--top explains the most probable classes, but this model gives values (regression). "
-                "Use --target with the index or name of a value."
+                f"--top explains the most probable classes, but this model gives {kind}. Use {instead}."
             )
         with torch.no_grad():
             logits = vit(images)

@@ -27,6 +27,7 @@ from steadygaze.runs.request import METHODS, OUTPUT, SUITES, Option, Request, op
 
 if TYPE_CHECKING:
     from steadygaze.loading.loaded import LoadedModel
+    from steadygaze.questions.features import SimilarTo
     from steadygaze.questions.text import TextClasses
 
 # groups of options, used as rich_help_panel
@@ -324,6 +325,16 @@ class ModelOptions:
             "--text",
         ),
     ] = None
+    similar_to: Annotated[
+        Path | None,
+        declare(
+            CLASSES,
+            "For backbones without a classifier (DINOv2, num_classes=0): an image to compare with. The "
+            "cosine similarity of the features is explained.",
+            "--similar-to",
+            metavar="FILE",
+        ),
+    ] = None
     class_names: ClassNames = None
     template: Annotated[
         list[str] | None,
@@ -342,8 +353,14 @@ class ModelOptions:
         return model_options(None, self.image_size, self.mean, self.std, self.model_kwargs)
 
     @cached_property
-    def words(self) -> TextClasses | None:
-        """The classes of --text, --class-names and --template; None without these options."""
+    def words(self) -> TextClasses | SimilarTo | None:
+        """The question of --text, --class-names and --template, or --similar-to; None without these."""
+        if self.similar_to is not None:
+            from steadygaze.questions.features import similar_to
+
+            if self.text or self.class_names is not None or self.template:
+                raise InputError("give either an image to compare with, or texts", option="similar_to")
+            return similar_to(self.similar_to)
         if not self.text and self.class_names is None:
             if self.template:
                 raise InputError(

@@ -28,10 +28,11 @@ from steadygaze.untrusted import MAX_FILE, MIB, inside, read_json
 SHOWN = 5  # names of tensors that an error lists
 MAX_SIZE = 1_000_000  # of any integer in a config.json
 TEXT_IMAGE_MODELS = ("CLIPModel", "MetaClip2Model", "SiglipModel", "Siglip2Model")
-TEXT_IMAGE, ANSWERS, GENERATES = (
+TEXT_IMAGE, ANSWERS, GENERATES, BACKBONE = (
     "model of images and text",
     "model that answers questions",
     "model that writes",
+    "backbone",
 )
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 
@@ -61,6 +62,8 @@ def build_transformers_model(name: str, options: ModelOptions) -> LoadedModel:
         _check_sizes(config, auto, name, trust)
         if weights is None:
             model, missing = _pretrained(auto, name, trust)
+            if kind == BACKBONE and missing and all(key.startswith("pooler.") for key in missing):
+                model, missing = _pretrained(auto, name, {**trust, "add_pooling_layer": False})
         else:
             num_classes = options.num_classes or head_width(weights, ["classifier"])
             labels = {} if num_classes is None else {"num_labels": num_classes}
@@ -71,7 +74,7 @@ def build_transformers_model(name: str, options: ModelOptions) -> LoadedModel:
         raise CheckpointError(
             f"the weights of {name} lack {', '.join(missing[:SHOWN])}: it is not a complete {kind}"
         )
-    class_names = None if kind in (TEXT_IMAGE, GENERATES) else config_class_names(model)
+    class_names = None if kind in (TEXT_IMAGE, GENERATES, BACKBONE) else config_class_names(model)
     tokenizer = None
     if kind in (TEXT_IMAGE, ANSWERS, GENERATES):
         with hub(name, local=local), without_prompts():
@@ -101,7 +104,14 @@ def _auto_class(config: Any) -> tuple[Any, str]:
         return AutoModelForSemanticSegmentation, "image segmenter"
     if "YolosForObjectDetection" in kinds:
         return AutoModelForObjectDetection, "object detector"
+    if kinds and all(_is_backbone(kind) for kind in kinds):
+        return AutoModel, BACKBONE
     return AutoModelForImageClassification, "image classifier"
+
+
+def _is_backbone(architecture: str) -> bool:
+    """Whether a class has no classifier: Dinov2Model, or a backbone with the head of its pretraining."""
+    return architecture.endswith(("Model", "ForPreTraining", "ForMaskedImageModeling"))
 
 
 def _read_tokenizer(name: str, kind: str, trust: dict[str, bool]) -> Any:

@@ -27,6 +27,7 @@ from steadygaze.methods.registry import (
     DEFAULT,
     Method,
     ModelMethod,
+    list_methods,
     parse_method,
     parse_methods,
     rules_of,
@@ -35,6 +36,7 @@ from steadygaze.methods.registry import (
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.questions.ask import display_names, each_region, pose
 from steadygaze.questions.detections import Detection
+from steadygaze.questions.features import FeatureTarget
 from steadygaze.questions.regions import Region
 from steadygaze.questions.vqa import VisualQuestion
 from steadygaze.results.attribution import Attribution, concatenate
@@ -67,7 +69,8 @@ class HoldsModel(Protocol):
 Model = nn.Module | ViT | HoldsModel | str | Path
 MethodName = str | Method
 Methods = list[str] | list[Method] | list[MethodName] | tuple[MethodName, ...]
-Targets = Target | str | Region | Detection | Sequence[str] | Sequence[Region] | Sequence[Detection]
+Question = str | Region | Detection | FeatureTarget
+Targets = Target | Question | Sequence[str] | Sequence[Region] | Sequence[Detection]
 
 
 @overload
@@ -114,8 +117,10 @@ def explain(
             K) for several per image, or a callable logits -> (B,) that returns the quantity itself. For a
             multi-label model a label (None: the most probable); for a regression model the index of a value;
             for a model that compares images with text (CLIP, SigLIP, open_clip) a prompt; for a segmenter a
-            `Region`; for YOLOS a `Detection`. A list of K names or prompts are K targets of each image; a
-            list of regions or detections is one for each image.
+            `Region`; for YOLOS a `Detection`; for a backbone without a classifier `similar_to(image)`,
+            `component(k, images)` or `feature_norm()`, and None for methods that need no class. A list of K
+            names or prompts are K targets of each image; a list of regions or detections is one for each
+            image.
         method: A name such as "gaze" or "ixg+plus", a `steadygaze.method(...)`, or a list of them.
         score: The quantity of the class to explain: "logit", "log_prob", "log_odds", "contrast" or "prob";
             None is the method's own. A label has no contrast; of a value, the value itself is explained.
@@ -205,10 +210,7 @@ def explain_batch(
     if score is not None and callable(target):
         raise InputError(f"score={score!r}: a callable target returns the whole quantity. Leave score out.")
     if vit.plan.outputs == "features" and not callable(target):
-        raise InputError(
-            f"target: this {vit.plan.kind} has no classifier, so no class to explain. Use a model with "
-            "one, or a callable target: features (B, D) -> (B,), such as the similarity to a text embedding."
-        )
+        _check_class_free(target, methods, vit)
     for m in methods:
         if reason := unavailable(m, vit):
             raise MethodUnavailableError(f"{m.name}: {reason}")
@@ -218,6 +220,23 @@ def explain_batch(
         if details and isinstance(vit.model, VisualQuestion):
             results = {name: batch.with_words(result) for name, result in results.items()}
     return results
+
+
+def _check_class_free(target: Any, methods: list[Method], vit: ViT) -> None:
+    """Raise an error unless nothing about a class is requested of a model that gives features."""
+    needing = [m.name for m in methods if m.class_specific]
+    if target is None and not needing:
+        return
+    need = f", and {needing[0]} needs a quantity to explain" if needing else ""
+    known = [parse_method(info.name) for info in list_methods()]
+    free = [m.name for m in known if not m.class_specific and not unavailable(m, vit)]
+    raise InputError(
+        f"target: this {vit.plan.kind} has no classifier, so no class to explain{need}. Give a quantity of "
+        "its features: sg.similar_to(other_image), --similar-to FILE on the command line, "
+        "sg.component(0, images), sg.feature_norm(), or a callable target, features (B, D) -> (B,); or use "
+        f"methods that need none: {', '.join(free)}.",
+        option="target",
+    )
 
 
 @dataclass(frozen=True)
@@ -309,7 +328,7 @@ class _Batch:
         _check_map(m, scores)
         rest = [shares.unattributed for shares in maps if shares.unattributed is not None]
         parts = [shares.parts for shares in maps if shares.parts is not None]
-        score = "callable" if classes is None else self.score_of(m)
+        score = "callable" if callable(self.target) else "none" if classes is None else self.score_of(m)
         return Attribution(
             scores=scores,
             target=classes,
@@ -330,7 +349,9 @@ class _Batch:
         return self.score or default_score(m.score, self.outputs)
 
     def columns(self, logits: Tensor) -> list[Any]:
-        """What is explained, one after the other: a callable, or (B,) classes for each of K targets."""
+        """What is explained, one after the other: a callable, or (B,) classes for each of K targets; None for
+        methods that need no class, on features.
+        """
         classes = resolve_target(self.target, logits, self.outputs)
         if classes is None:
             return [self.target]
@@ -345,7 +366,7 @@ class _Batch:
         position: Tensor | None,
     ) -> None:
         """The maps of all methods that use one forward pass; one backward pass for each score."""
-        classes = None if callable(target) else target
+        classes = target if isinstance(target, Tensor) else None
         traces: dict[str | None, Trace] = {}
         for m in methods:
             key = self.score_of(m) if m.base.gradient else None

@@ -39,6 +39,8 @@ SYNONYMS = {  # names used in papers and by other packages -> ours; offered when
     "gradcamplusplus": "gradcam_plus_plus",
     "saliency": "vanilla_grad",
     "attention": "raw_attention",
+    "eigen": "pca",
+    "eigencam": "pca",
     "attention_rollout": "rollout",
     "inputxgradient": "ixg",
     "input_x_gradient": "ixg",
@@ -258,6 +260,7 @@ class Method:
 
 FAMILIES = (  # one file each, in the order of listings
     "attention",
+    "tokens",
     "perturbation",
     "atman",
     "gradient",

@@ -1,6 +1,7 @@
 """From a question in words, or about a region, to a classifier of images: `ask`.
 
-`pose` does the same for a text, a `Region` or a `Detection` that is given to `explain` as its target.
+`pose` does the same for a text, a `Region`, a `Detection` or a quantity of features that is given to
+`explain` as its target.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from steadygaze.data.images import any_image
 from steadygaze.errors import InputError, UnsupportedModelError
 from steadygaze.questions.detections import Detection, QueryClassifier, detection_query, detects
+from steadygaze.questions.features import FeatureTarget
 from steadygaze.questions.generation import answer_model, generates
 from steadygaze.questions.regions import (
     Region,
@@ -172,12 +174,13 @@ def ask(
     prompt: str | None = None,
     answer: str | None = None,
     region: Region | Detection | None = None,
+    feature: FeatureTarget | None = None,
     image: Any = None,
     processor: Any = None,
 ) -> Any:
     """Pose a question to a model: a classifier of images, accepted wherever a model is.
 
-    Give one of text, text_embeddings, question, prompt and region.
+    Give one of text, text_embeddings, question, prompt, region and feature.
 
     Args:
         model: A module, or the result of `load_model`.
@@ -192,6 +195,8 @@ def ask(
         answer: The answer to the prompt; by default what the model says of the image.
         region: For a segmenter a `Region`: the outputs are the mean scores of the region, one for each class.
             For a detector a `Detection`: the outputs are the class logits of the query that detects it.
+        feature: For a model without a classifier: `similar_to(image)`, `component(k, images)` or
+            `feature_norm()`. The output is this one value.
         image: What prompt or region are about: a path, a PIL image, a numpy array (H, W, 3) of uint8, or a
             preprocessed tensor (B, 3, H, W). With a prompt, a tensor is as the model's processor prepares it,
             and the question keeps the image as `prepared`, (B, 3, H, W). With a detection, a tensor is (1, 3,
@@ -219,9 +224,17 @@ def ask(
         "question": question,
         "prompt": prompt,
         "region": region,
+        "feature": feature,
     }
     if sum(value is not None for value in questions.values()) != 1:
         raise InputError(f"ask: give one question: {', '.join(f'{name}=' for name in questions)}")
+    if feature is not None:
+        if not isinstance(feature, FeatureTarget):
+            raise InputError(
+                f"feature: expected sg.similar_to(image), sg.component(k, images) or sg.feature_norm(), got "
+                f"{feature!r:.80}"
+            )
+        return feature.applied(model)
     module, name = unwrapped(model), getattr(model, "name", "")
     own_tokenizer = getattr(model, "tokenizer", None)
     if region is not None:
@@ -259,6 +272,8 @@ def pose(model: Any, images: Any, target: Any) -> tuple[Any, Any]:
     module = model.model if isinstance(model, ViT) else unwrapped(model)
     if isinstance(target, (Region, Detection)):
         return region_question(model, images, target)
+    if isinstance(target, FeatureTarget):
+        return target.applied(model), 0
     texts = _texts(target)
     if compares_text(module) and not callable(target):
         if texts is None:

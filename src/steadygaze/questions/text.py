@@ -396,8 +396,12 @@ class TextClasses:
         return with_module(loaded, text_classifier(loaded, self.texts), self.texts)
 
 
-def as_classifier(loaded: Any, words: TextClasses | None) -> Any:
-    """A loaded model as a classifier: one that compares images with text needs words for its classes."""
+def as_classifier(loaded: Any, words: Any) -> Any:
+    """A loaded model as a classifier: one that compares images with text needs words for its classes.
+
+    Args:
+        words: `TextClasses`, or a quantity of features such as `similar_to(image)`; None for none.
+    """
     if words is not None:
         return words.applied(loaded)
     module = unwrapped(loaded)

@@ -42,10 +42,11 @@ class Attribution:
 
     Attributes:
         scores: (B, rows, columns), or (B, K, rows, columns) for K targets of each image.
-        target: The class explained, (B,) or (B, K); None where the target was a callable.
+        target: The class explained, (B,) or (B, K); None where the target was a callable, and for methods
+            that need no class, on a model without a classifier.
         logits: The model's output, (B, C).
         method: Name of the method.
-        score: The quantity that is explained, such as "logit".
+        score: The quantity that is explained, such as "logit"; "none" where there is none.
         images: What the model saw, for display: `explain` keeps it, `with_images` sets other images.
         names: A name for each image, such as the stem of its file; "0", "1", ... where nothing is known.
         classes: Class names for display.
@@ -105,7 +106,16 @@ class Attribution:
         rest = ["..."] if titles and len(self.indices()) > TITLES else []
         explained = f", explains {', '.join([*titles, *rest])}" if titles else ""
         shape = tuple(self.scores.shape)
-        return f"Attribution({self.method} of the {self.score}, scores {shape}{explained})"
+        return f"Attribution({self.method}{self._quantity}, scores {shape}{explained})"
+
+    @property
+    def noun(self) -> str:
+        """What a map is evidence for: a class, label or value; "" where nothing of that kind is explained."""
+        return "" if self.score == "none" else NOUNS[self.outputs]
+
+    @property
+    def _quantity(self) -> str:
+        return "" if self.score == "none" else f" of the {self.score}"
 
     def to(self, device: torch.device | str) -> Attribution:
         """The same attribution on another device."""
@@ -306,7 +316,7 @@ class Attribution:
         rest = len(self.indices()) - SHOWN_IN_NOTEBOOK
         more = f"<div>and {rest} more</div>" if rest > 0 else ""
         rows, columns = self.grid
-        head = f"<b>{escape(self.method)}</b> of the {escape(self.score)}, {rows} x {columns} patches"
+        head = f"<b>{escape(self.method)}</b>{escape(self._quantity)}, {rows} x {columns} patches"
         return f"<div>{head}</div><div>{figures}</div>{more}"
 
 
@@ -349,7 +359,7 @@ def comparison_grid(
             columns = [originals[image], *overlays]
         drawn.append(Row(columns, first.title(index, classes), notes[image] if notes else ""))
     headings = [*attributions] if images is None else ["image", *attributions]
-    legend, noun = "signed" if signed else "positive", NOUNS[first.outputs]
+    legend, noun = "signed" if signed else "positive", first.noun
     return tile(drawn, headings, cell=cell, legend=legend, noun=noun)
 
 

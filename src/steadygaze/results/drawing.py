@@ -148,7 +148,7 @@ def tile(
     Args:
         legend: "", "positive" or "signed": a labeled color bar; a narrow grid has a shorter bar and fewer
             words.
-        noun: What the evidence is for.
+        noun: What the evidence is for; "" if the maps are evidence for nothing.
     """
     if not rows or any(len(row.images) != len(headings) for row in rows):
         raise InputError(
@@ -198,7 +198,11 @@ LEGEND_GAP = 9  # pixels between the color bar and a word
 def legend_words(kind: str, noun: str) -> tuple[tuple[str, str], ...]:
     """The words at both ends of a color bar, from the longest to none."""
     if kind == "signed":
+        if not noun:
+            return ("negative", "positive"), ("", "")
         return (f"against the {noun}", f"for the {noun}"), ("against", "for"), ("", "")
+    if not noun:
+        return ("lowest", "highest"), ("", "")
     return ("least evidence", f"most evidence for the {noun}"), ("least", "most"), ("", "")
 
 

@@ -108,7 +108,7 @@ def image_entry(
     above 0.5; of values all.
 
     Args:
-        target: The explained class (label, value), or several; None for a callable target.
+        target: The explained class (label, value), or several; None if no class is explained.
         overlays: Names of the overlay files by method.
     """
     numbers = predictions(outputs, logits.detach().cpu().double())
@@ -119,8 +119,8 @@ def image_entry(
         name = class_names[index] if class_names else None
         return {key: index, "name": name, number: round(float(numbers[index]), 6)}
 
-    if outputs == "values":
-        best = list(range(len(numbers)))
+    if outputs in ("values", "features"):
+        best = list(range(len(numbers))) if outputs == "values" else []  # features predict nothing
     else:
         present = int((numbers > PRESENT).sum()) if outputs == "labels" else 0
         best = numbers.topk(min(max(PREDICTIONS, present), len(numbers))).indices.tolist()

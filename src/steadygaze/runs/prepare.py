@@ -28,6 +28,7 @@ from steadygaze.runs.request import Request
 from steadygaze.target import Outputs, task_of_outputs
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.outputs import logits_of, run_model
+from steadygaze.vit.view import ViT
 
 IMAGENET = (IMAGENET_MEAN, IMAGENET_STD)
 USUAL = (
@@ -139,6 +140,17 @@ def named_by_data(loaded: LoadedModel, place: Path | StreamSpec, classes: int) -
     if len(names) != classes or any(name.isdecimal() or SYNSET.fullmatch(name) for name in names):
         return loaded
     return replace(loaded, class_names=tuple(names))
+
+
+def check_quantity(vit: ViT) -> None:
+    """InputError for a model that gives features, of which nothing can be measured before one is chosen."""
+    if vit.plan.outputs == "features":
+        raise InputError(
+            f"this {vit.plan.kind} has no classifier: it gives features, and maps are measured by a quantity "
+            "of them. Give one, such as the similarity to an image: similar_to=FILE on the command line, "
+            "sg.ask(model, feature=sg.similar_to(image)) in Python",
+            option="model",
+        )
 
 
 def number_of_classes(model: nn.Module, size: tuple[int, int]) -> int:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from steadygaze.data.memory import Data
     from steadygaze.data.stream_spec import StreamSpec
     from steadygaze.loading.loaded import LoadedModel
+    from steadygaze.questions.features import FeatureTarget
     from steadygaze.questions.text import TextClasses
     from steadygaze.results.map_files import Given
     from steadygaze.runs.shards import Shard, World
@@ -115,7 +116,7 @@ class Request:
 
     Attributes:
         model_options: Further arguments of `load_model`: class_names, image_size, mean, std, model_kwargs.
-        words: Texts or class names for a model that compares images with text.
+        words: Texts or class names for a model that compares images with text, or a quantity of features.
         command: The command line, for the record.
     """
 
@@ -183,7 +184,7 @@ class Request:
         required=True,
     )
     model_options: Mapping[str, Any] = field(default_factory=dict)
-    words: TextClasses | None = None
+    words: TextClasses | FeatureTarget | None = None
     command: str = ""
 
     def __post_init__(self) -> None:

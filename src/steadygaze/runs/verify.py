@@ -58,6 +58,7 @@ from steadygaze.runs.maps import BROKEN, MethodMaps, flags_of, maps_of
 from steadygaze.runs.plan import MapPart, Plan, make_plan, parse_start_layers
 from steadygaze.runs.prepare import (
     about_run,
+    check_quantity,
     identity_of,
     named_by_data,
     normalization_of,
@@ -450,7 +451,9 @@ def _plan(request: VerifyRequest, vit: ViT) -> Plan:
 def _prepare_files(request: VerifyRequest, world: World) -> PreparedVerify:
     place = request.place  # checked before the model is loaded, which takes longer
     loaded = request.load(world)
-    vit, classes = adapt(loaded), number_of_classes(loaded.model, loaded.size)
+    vit = adapt(loaded)
+    check_quantity(vit)
+    classes = number_of_classes(loaded.model, loaded.size)
     loaded = named_by_data(loaded, place, classes)
     plan = _plan(request, vit)
     lookup = ClassLookup(loaded.class_names, classes)
@@ -504,6 +507,7 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
     if isinstance(request.model, str):
         loaded = request.load(World())
     vit = adapt(request.model if loaded is None else loaded)
+    check_quantity(vit)
     plan = _plan(request, vit)
     normalization = normalization_of(vit.model, loaded, request.mean, request.std)
     if plan.painting and not normalization.known:

@@ -22,7 +22,8 @@ class Query:
         tokens: `vit.embed(images)`.
         rules: Rules of the backward pass.
         score: The quantity of the class to explain, such as "logit".
-        target: The class of each image, (B,), or a callable that returns the quantity itself.
+        target: The class of each image, (B,), or a callable that returns the quantity itself; None if no
+            class is explained.
         hidden: x^0 .. x^{L-1} and the output of the last block, for methods registered with
             reads_hidden=True.
         logits: Logits of the whole images, from the same forward pass.
@@ -33,7 +34,7 @@ class Query:
     vit: ViT
     images: Float[Tensor, "b c h w"]
     tokens: Float[Tensor, "b n d"]
-    target: Int[Tensor, " b"] | CallableTarget
+    target: Int[Tensor, " b"] | CallableTarget | None
     score: str = "logit"
     rules: Rules = PLAIN
     hidden: tuple[Tensor, ...] = ()
@@ -53,6 +54,7 @@ class Query:
 
     def value(self, logits: Float[Tensor, "b c"]) -> Float[Tensor, " b"]:
         """The explained quantity, one number per image."""
+        assert self.target is not None  # methods that depend on the class are refused before
         return target_value(self.target, self.score, logits, self.vit.plan.outputs)
 
     def gradient(self, x: Tensor, space: str) -> Tensor:

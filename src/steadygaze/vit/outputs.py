@@ -1,7 +1,8 @@
-"""What a model gives for images: logits, or the image embedding of one that compares images with text.
+"""What a model gives for images: logits, or the features of one that has no classifier.
 
-Such models (CLIP, SigLIP, open_clip) have two towers, one for images and one for texts, and their own forward
-pass needs both; the view is one of the image tower.
+Models that compare images with text (CLIP, SigLIP, open_clip) have two towers, one for images and one for
+texts, and their own forward pass needs both; the view is one of the image tower. Bare backbones give features
+(B, D): what their own forward pass pools, else the class token, else the mean of the patches.
 """
 
 from __future__ import annotations
@@ -88,9 +89,6 @@ def _entries(output: Any) -> dict[str, Any]:
     }
 
 
-SIGLIP_TOWERS = ("SiglipVisionModel", "Siglip2VisionModel")
-
-
 def compares_text(model: Any) -> bool:
     """Whether a model embeds images and texts in one space: CLIP, SigLIP, of transformers or open_clip."""
     return isinstance(model, nn.Module) and (
@@ -99,24 +97,64 @@ def compares_text(model: Any) -> bool:
 
 
 def model_output(model: nn.Module, images: Tensor) -> Tensor:
-    """Logits (B, classes), or the image embedding (B, D) before it is scaled to unit length."""
+    """Logits (B, classes), or features (B, D); an image embedding is not yet scaled to unit length."""
     if _has(model, "encode_image", "encode_text"):
         return model.encode_image(images)  # type: ignore[operator]
     if compares_text(model):
         return _pooled(model.get_image_features(**pixel_inputs(model, images)))  # type: ignore[operator]
     output = run_model(model, images)
-    return output.pooler_output if is_image_tower(model) else logits_of(output)
+    features = backbone_features(model, output)
+    return logits_of(output) if features is None else features
 
 
 def run_model(model: nn.Module, images: Tensor) -> Any:
     """The model's own forward pass on images (B, 3, H, W), whatever it gives."""
+    if type(model).__name__ == MASKED_AUTOENCODER:
+        return _run_unmasked(model, images)
     inputs = pixel_inputs(model, images)
     return model(images) if len(inputs) == 1 else model(**inputs)
 
 
-def is_image_tower(model: Any) -> bool:
-    """Whether a model is SigLIP's image tower alone, whose pooled output is the image embedding."""
-    return type(model).__name__ in SIGLIP_TOWERS and getattr(model, "use_head", False)
+MASKED_AUTOENCODER = "ViTMAEModel"
+NO_CLASS_TOKEN = ("SiglipVisionModel", "Siglip2VisionModel", "IJepaModel", "SwinModel", "Swinv2Model")
+
+
+def _run_unmasked(model: Any, images: Tensor) -> Any:
+    """The encoder of a masked autoencoder on all patches, in their order; its own forward hides most."""
+    config, ratio = model.config, model.config.mask_ratio
+    side = config.patch_size
+    patches = (images.shape[-2] // side) * (images.shape[-1] // side)
+    order = torch.arange(patches, device=images.device, dtype=torch.float32).expand(images.shape[0], -1)
+    config.mask_ratio = 0.0
+    try:
+        return model(images, noise=order)
+    finally:
+        config.mask_ratio = ratio
+
+
+def backbone_features(model: nn.Module, output: Any) -> Tensor | None:
+    """Features (B, D) in the output of a bare backbone; None for any other model."""
+    library, _, _ = type(model).__module__.partition(".")
+    if library == "transformers":
+        return _hidden_features(model, output)
+    if (library, type(model).__name__) == ("monai", "ViT"):  # (tokens or logits, hidden states)
+        return output[0].mean(1) if output[0].dim() == 3 else None
+    if (library, type(model).__name__) == ("vit_pytorch", "ViT") and output.dim() == 3:
+        return output.mean(1) if model.pool == "mean" else output[:, 0]
+    return None
+
+
+def _hidden_features(model: nn.Module, output: Any) -> Tensor | None:
+    """Of an output of transformers: what the backbone pools, else the class token, else the mean."""
+    hidden = getattr(output, "last_hidden_state", None)
+    if hidden is None or any(getattr(output, name, None) is not None for name in NAMED):
+        return None
+    pooled = getattr(output, "pooler_output", None)
+    if pooled is not None:
+        return pooled
+    if hidden.dim() == 4:  # (B, C, h, w)
+        return hidden.mean((2, 3))
+    return hidden.mean(1) if type(model).__name__ in NO_CLASS_TOKEN else hidden[:, 0]
 
 
 def text_features(model: Any, inputs: Any) -> Tensor:

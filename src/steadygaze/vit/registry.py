@@ -51,6 +51,12 @@ MODULES = {  # library -> the modules that register its adapters, imported once 
     "timm": ("steadygaze.vit.adapters.timm", "steadygaze.vit.adapters.timm_hierarchical"),
     "open_clip": ("steadygaze.vit.adapters.open_clip",),
     "steadygaze.models": ("steadygaze.vit.adapters.steadygaze_models",),
+    "torch": (  # these know classes by their names, and import no library
+        "steadygaze.vit.adapters.dino",
+        "steadygaze.vit.adapters.vit_pytorch",
+        "steadygaze.vit.adapters.clip",
+        "steadygaze.vit.adapters.monai",
+    ),
 }
 PlanFunction = TypeVar("PlanFunction", bound=Callable[[Any], Plan | None])
 

@@ -74,7 +74,7 @@ def _vision_transformer(tower: Any) -> Plan:
     return Plan(
         embed=embed,
         blocks=[
-            {"module": b, "call": partial(call, i), "parts": _parts(b, None if i else before)}
+            {"module": b, "call": partial(call, i), "parts": block_parts(b, None if i else before)}
             for i, b in enumerate(stack.resblocks)
         ],
         head=head,
@@ -89,8 +89,8 @@ def _vision_transformer(tower: Any) -> Plan:
     )
 
 
-def _parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
-    """Linear parts of a block with torch's own attention; None for open_clip's custom blocks."""
+def block_parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
+    """Linear parts of a CLIP block with torch's own attention; None for open_clip's custom blocks."""
     attention = getattr(block, "attn", None)
     if type(block).__name__ != "ResidualAttentionBlock" or not isinstance(attention, nn.MultiheadAttention):
         return None
@@ -102,8 +102,8 @@ def _parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
             value=(weight, None if bias is None else bias.chunk(3)[2]),
             output=(attention.out_proj.weight, attention.out_proj.bias),
             norm2=block.ln_2,
-            scale1=getattr(block.ls_1, "gamma", None),
-            scale2=getattr(block.ls_2, "gamma", None),
+            scale1=getattr(getattr(block, "ls_1", None), "gamma", None),
+            scale2=getattr(getattr(block, "ls_2", None), "gamma", None),
             before=before,
         )
 

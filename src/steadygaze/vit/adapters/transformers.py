@@ -1,7 +1,8 @@
-"""Adapter for transformers: ViT, DeiT, BEiT, Data2Vec, DINOv2 and v3, I-JEPA, MSN, CLIP, SigLIP.
+"""Adapter for transformers: ViT, DeiT, BEiT, Data2Vec, DINOv2 and v3, I-JEPA, MSN, MAE, CLIP, SigLIP.
 
-A model that compares images with text (CLIPModel, SiglipModel, Siglip2Model) is viewed as its image tower:
-the head gives the image embedding.
+The head of a bare backbone gives its features (`vit.outputs.backbone_features`). A model that compares images
+with text (CLIPModel, SiglipModel, Siglip2Model) is viewed as its image tower: the head gives the image
+embedding.
 
 DINOv3 has no classifier class in transformers: `Classifier` is one. A module of one's own around a backbone
 is viewed by `steadygaze.vit.wrapped`.
@@ -16,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze.errors import UnsupportedModelError
-from steadygaze.vit.outputs import compares_text, is_image_tower, pixel_inputs
+from steadygaze.vit.outputs import MASKED_AUTOENCODER, compares_text, pixel_inputs
 from steadygaze.vit.parts import first, linear, linear_parts
 from steadygaze.vit.registry import find_plan, register_adapter
-from steadygaze.vit.view import Headless, Layout, Parts, Plan
+from steadygaze.vit.view import Layout, Parts, Plan
 
 BACKBONES = (
     "ViTModel",
@@ -31,6 +32,7 @@ BACKBONES = (
     "DINOv3ViTModel",
     "IJepaModel",
     "ViTMSNModel",
+    "ViTMAEModel",
     "CLIPVisionModel",
     "MetaClip2VisionModel",
     "SiglipVisionModel",
@@ -52,13 +54,13 @@ class Classifier(nn.Module):
         return self.head(self.backbone(images).last_hidden_state[:, 0])
 
 
-TIMM_WRAPPER = "TimmWrapperForImageClassification"
+TIMM_WRAPPERS = ("TimmWrapperForImageClassification", "TimmWrapperModel")
 DETECTOR = "YolosForObjectDetection"
 
 
 def matches(model: nn.Module) -> bool:
     """Whether a model is a backbone of transformers, or a classifier of it with one as a child."""
-    if type(model).__name__ == TIMM_WRAPPER or _is_backbone(model):
+    if type(model).__name__ in TIMM_WRAPPERS or _is_backbone(model):
         return True
     ours = isinstance(model, Classifier) or type(model).__module__.startswith("transformers.")
     return ours and len(_backbones(model)) == 1
@@ -66,9 +68,8 @@ def matches(model: nn.Module) -> bool:
 
 @register_adapter("transformers", matches=matches)
 def plan(model: Any) -> Plan | None:
-    """The view of a classifier of transformers."""
-    name = type(model).__name__
-    if name == TIMM_WRAPPER:  # the plan of the timm model that it wraps
+    """The view of a classifier or a bare backbone of transformers."""
+    if type(model).__name__ in TIMM_WRAPPERS:  # the plan of the timm model that it wraps
         return find_plan(model.timm_model)
     if _is_backbone(model):
         return _view(model, model)
@@ -106,6 +107,8 @@ def _view(model: nn.Module, body: Any) -> Plan:
         rotary = body.rope_embeddings(images) if hasattr(body, "rope_embeddings") else None
         inputs = pixel_inputs(body, images)
         inputs.pop("pixel_attention_mask", None)  # for padding, of which there is none
+        if name == MASKED_AUTOENCODER:
+            return _unmasked(body.embeddings, images), rotary, grid
         tokens = body.embeddings(**inputs)
         return tokens[0] if isinstance(tokens, tuple) else tokens, rotary, grid
 
@@ -115,8 +118,7 @@ def _view(model: nn.Module, body: Any) -> Plan:
         output = layers[index](x, **extras(layout))
         return output if isinstance(output, Tensor) else output[0]
 
-    headless = model is body and not is_image_tower(model)
-    readout, head = _no_head(body) if headless else _head(model, body, prefix)
+    readout, head = _head(model, body, prefix)
     return Plan(
         embed=embed,
         blocks=[
@@ -134,13 +136,12 @@ def _view(model: nn.Module, body: Any) -> Plan:
     )
 
 
-def _no_head(body: Any) -> tuple[dict[str, Any], Callable[[Tensor, Layout], Tensor]]:
-    width = _vision_config(body).hidden_size
-    return {"readout": "class"}, Headless(
-        f"{type(body).__name__} has no classifier. Use its ...ForImageClassification class, or a module of "
-        "your own with a head, such as "
-        f"steadygaze.vit.adapters.transformers.Classifier(model, nn.Linear({width}, classes))."
-    )
+def _unmasked(embeddings: Any, images: Tensor) -> Tensor:
+    """Tokens of a masked autoencoder before its random masking."""
+    positions = embeddings.position_embeddings
+    patches = embeddings.patch_embeddings(images) + positions[:, 1:]
+    token = (embeddings.cls_token + positions[:, :1]).expand(patches.shape[0], -1, -1)
+    return torch.cat([token, patches], dim=1)
 
 
 def _head(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Callable[[Tensor, Layout], Tensor]]:
@@ -153,8 +154,10 @@ def _classifier(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Cal
     """(readout, rows and share of the patches; tokens -> logits)."""
     name = type(model).__name__
     norm = first(body, "layernorm", "norm", "post_layernorm")
-    if compares_text(model) or is_image_tower(model):
+    if compares_text(model):
         return _embedding(model, body, norm)
+    if model is body:
+        return _features(body, norm)
     if not name.endswith(("ForImageClassification", "ForImageClassificationWithTeacher")):
         heads = [m for m in model.children() if m is not body]
         if len(heads) != 1:
@@ -198,6 +201,21 @@ def _classifier(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Cal
             return {"readout": "mean", "readout_rows": ()}, lambda x: classify(norm(x).mean(dim=1))
         case _:
             return {"readout": "class"}, lambda x: classify(norm(x)[:, 0])
+
+
+def _features(body: Any, norm: nn.Module) -> tuple[dict[str, Any], Callable[[Tensor], Tensor]]:
+    """What a bare backbone gives: pooled as its own forward does, else the class token, else the mean."""
+    mean: dict[str, Any] = {"readout": "mean", "readout_rows": (), "outputs": "features"}
+    pooler = getattr(body, "pooler", None)
+    if getattr(body, "use_head", False):
+        return _embedding(body, body, norm)
+    if pooler is not None:
+        averages = _name(body) in ("BeitModel", "Data2VecVisionModel") and body.config.use_mean_pooling
+        readout = mean if averages else {"readout": "class", "outputs": "features"}
+        return readout, lambda x: pooler(norm(x))
+    if _name(body) in NO_PREFIX:
+        return mean, lambda x: norm(x).mean(dim=1)
+    return {"readout": "class", "outputs": "features"}, lambda x: norm(x)[:, 0]
 
 
 def _embedding(model: Any, body: Any, norm: nn.Module) -> tuple[dict[str, Any], Callable[[Tensor], Tensor]]:

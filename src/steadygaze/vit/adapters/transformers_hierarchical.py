@@ -1,4 +1,7 @@
-"""Adapter for hierarchical classifiers of transformers: Swin, Swin V2, PVT, PVT v2. See `hierarchical`."""
+"""Adapter for hierarchical models of transformers: Swin, Swin V2, PVT, PVT v2. See `hierarchical`.
+
+The head of one without a classifier gives its features (`vit.outputs.backbone_features`).
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from steadygaze.errors import UnsupportedModelError
+from steadygaze.target import Outputs
 from steadygaze.vit.adapters.hierarchical import Grid, Layer, hierarchical_plan
 from steadygaze.vit.registry import register_adapter
 from steadygaze.vit.view import Plan
@@ -25,15 +28,18 @@ def _family(model: nn.Module) -> str:
 
 @register_adapter("transformers_hierarchical", matches=matches)
 def plan(model: Any) -> Plan:
-    """The view of a hierarchical classifier of transformers."""
-    name = type(model).__name__
-    if not name.endswith(CLASSIFIER):
-        raise UnsupportedModelError(f"{name} has no classifier. Use {_family(model)}{CLASSIFIER}.")
+    """The view of a hierarchical model of transformers, with a classifier or without."""
     return _VIEWS[_family(model)](model)
 
 
 def _options(model: Any) -> dict[str, Any]:
-    return {"channels": model.config.num_channels, "kind": f"transformers {type(model).__name__}"}
+    outputs: Outputs = "classes" if hasattr(model, "classifier") else "features"
+    kind = f"transformers {type(model).__name__}"
+    return {"channels": model.config.num_channels, "kind": kind, "outputs": outputs}
+
+
+def _classify(model: Any, features: Tensor) -> Tensor:
+    return model.classifier(features) if hasattr(model, "classifier") else features
 
 
 def _swin(model: Any) -> Plan:
@@ -52,14 +58,16 @@ def _swin(model: Any) -> Plan:
             layers.append(Layer(block, partial(run, block, merge), 1 if merge is None else 2))
 
     def head(x: Tensor, grid: Grid) -> Tensor:
-        return model.classifier(body.pooler(body.layernorm(x).transpose(1, 2)).flatten(1))
+        x = body.layernorm(x)
+        pooled = x.mean(1) if body.pooler is None else body.pooler(x.transpose(1, 2)).flatten(1)
+        return _classify(model, pooled)
 
     return hierarchical_plan(model, body.embeddings, layers, head, _size(model), **_options(model))
 
 
 def _pvt(model: Any) -> Plan:
     """PVT: a patch embedding begins each stage; only the last stage has a class token."""
-    encoder = model.pvt.encoder
+    encoder = model.base_model.encoder
     embeddings, stages = list(encoder.patch_embeddings), list(encoder.block)
     layers, prefixes = [], []
     for s, blocks in enumerate(stages):
@@ -72,7 +80,7 @@ def _pvt(model: Any) -> Plan:
         model,
         partial(_embed_pvt, embeddings[0]),
         layers,
-        lambda x, grid: model.classifier(encoder.layer_norm(x)[:, 0]),
+        lambda x, grid: _classify(model, encoder.layer_norm(x)[:, 0]),
         _size(model),
         prefix=1,
         prefixes=prefixes,
@@ -84,7 +92,7 @@ def _pvt(model: Any) -> Plan:
 
 def _pvt_v2(model: Any) -> Plan:
     """PVT v2: a norm ends each stage, then an overlapping patch embedding follows."""
-    stages = list(model.pvt_v2.encoder.layers)
+    stages = list(model.base_model.encoder.layers)
     layers = []
     for s, stage in enumerate(stages):
         for block in stage.blocks:
@@ -96,7 +104,7 @@ def _pvt_v2(model: Any) -> Plan:
         model,
         partial(_embed_pvt, stages[0].patch_embedding),
         layers,
-        lambda x, grid: model.classifier(stages[-1].layer_norm(x).mean(dim=1)),
+        lambda x, grid: _classify(model, stages[-1].layer_norm(x).mean(dim=1)),
         _size(model),
         fixed=False,
         **_options(model),
