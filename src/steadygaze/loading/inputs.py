@@ -51,4 +51,3 @@ def prepare_inputs(
     batch = torch.stack([preprocess(image) for image in opened])
     shown = tuple(model.to_image(x) for x in batch) if hasattr(model, "to_image") else None
     return Inputs(model, batch, shown, tuple(names))
-
