@@ -39,7 +39,8 @@ def prepare_inputs(
     if preprocess is None:
         raise InputError("transform: expected a callable for this module")
     many = images if isinstance(images, list | tuple) else [images]
-    names, opened = [], []
+    names: list[str] = []
+    opened: list[Image.Image] = []
     for image in many:
         if isinstance(image, Image.Image):
             names.append(str(len(names)))

@@ -1,4 +1,4 @@
-"""Where the rows and columns of a layer's attention lie among its tokens, for layers with windows or fewer keys.
+"""Where rows and columns of a layer's attention lie among its tokens: windows, shifts and reduced keys.
 
 Swin cuts its grid into windows, shifts them, and pads them; Twins and Hiera have windows of their own; PVT
 attends to a reduced grid. Nothing is assumed about how: the values v of one image are differentiated with
@@ -76,7 +76,7 @@ def arrange(block: Block, x: Float[Tensor, "b n d"], layout: Layout, name: str) 
     """
     tokens = x.shape[1]
     index = torch.arange(tokens, device=x.device)
-    raster = block.patches(index.view(1, -1, 1), layout)[0, ..., 0]
+    raster = block.patches(index.double().view(1, -1, 1), layout)[0, ..., 0].long()
     grid = (raster.shape[0], raster.shape[1])
     prefix = tokens - raster.numel()
     order = torch.cat([index[:prefix], raster.flatten()])

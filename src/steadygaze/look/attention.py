@@ -1,10 +1,10 @@
 """`attention`: what every head of every layer attends to.
 
-| symbol | meaning | in code |
-| A^l    | attention of layer l after softmax, (B, heads, N, N)                                       | `a[l]`      |
-| F^l    | one matrix for all heads: mean, max or min; then its lowest entries are set to 0           | `_fused`    |
-| M^l    | (F^l + I) / 2, rows divided by their sum                                                   | `rollout`   |
-| R      | M^{L-1} ... M^start, read at the query                                                     | `rollout`   |
+| symbol | meaning                                                                  | in code   |
+| A^l    | attention of layer l after softmax, (B, heads, N, N)                     | `a[l]`    |
+| F^l    | one matrix for all heads: mean, max or min; its lowest entries set to 0  | `_fused`  |
+| M^l    | (F^l + I) / 2, rows divided by their sum                                 | `rollout` |
+| R      | M^{L-1} ... M^start, read at the query                                   | `rollout` |
 
 Attention is never stored. One forward pass without gradients keeps the input of every layer, (B, N, D); the
 attention of a layer is computed when it is asked for, by running that layer alone. With `grad=True` every
@@ -534,19 +534,15 @@ class Attention:
             a = a.detach()
             found, names = self._arrangement(layer), self.tokens_of(layer)
             far = distances(found.grid, found.keys).to(a.device)
-            columns = [
-                entropy(a),
-                distance(a, far),
-                overfocus(a, min(TOP, a.shape[-1])),
-            ]
+            columns = [entropy(a), distance(a, far), overfocus(a, min(TOP, a.shape[-1]))]
             values = torch.stack([column.mean(0).double() for column in columns], 1).tolist()
             received = at_least_float32(a).mean((0, 2))
             top = received.topk(min(TOP_NAMES, a.shape[-1]), dim=-1).indices.tolist()
             if found.keys != found.grid:
                 names = _reduced_names(names, found, a.shape[-1])
             lines += [
-                HeadMeasures(layer, head, *numbers, tuple(names[token] for token in best))
-                for head, (numbers, best) in enumerate(zip(values, top, strict=True))
+                HeadMeasures(layer, head, spread, far_away, focus, tuple(names[token] for token in best))
+                for head, ((spread, far_away, focus), best) in enumerate(zip(values, top, strict=True))
             ]
         return Listing(lines, "heads", ["layer", "head", "entropy", "distance", "overfocus", "top_tokens"])
 
@@ -555,7 +551,7 @@ class Attention:
     def overlay(
         self,
         layer: int = -1,
-        head: int | Fusion = "mean",
+        head: Heads = "mean",
         query: Query | None = None,
         *,
         image: int = 0,
@@ -725,8 +721,9 @@ class Attention:
     ) -> Path:
         """Write a file, by the ending of its name; returns the path.
 
-        .png is `figure`, .gif is `animate`. .npz holds the maps of all images, `maps` (B, layers, heads, rows,
-        columns) of one layer or of all, resized to the largest grid where layers differ; `layers`, `names`.
+        .png is `figure`, .gif is `animate`. .npz holds `maps` of all images and heads, (B, layers, heads,
+        rows, columns), of one layer or of all, resized to the largest grid where layers differ; `layers` and
+        `names`.
         """
         path = Path(path)
         ending = path.suffix.lower()

@@ -1,4 +1,6 @@
-"""Measures of one layer's attention: entropy, overfocus and distance. Formulas: docs/equations.md#attention-entropy.
+"""Measures of one layer's attention: entropy, overfocus and distance.
+
+Formulas: docs/equations.md#attention-entropy.
 
 A is (B, heads, queries, keys) after softmax; rows sum to 1, except in windows with padding.
 """
