@@ -12,13 +12,13 @@ from steadygaze.cli import app
 
 PUBLIC = (
     "adapt ViT load_model LoadedModel Preprocess explain ask Region Detection zero_shot method "
-    "Attribution Attributions features Features lens Lens verify stress train Rows Progress "
+    "Attribution Attributions attention Attention features Features lens Lens verify stress train Rows Progress "
     "register_method register_adapter register_metric register_suite register_loss "
     "list_methods list_models list_adapters list_metrics list_suites list_losses "
     "SteadygazeError UnsupportedModelError MethodUnavailableError UnknownNameError InputError ImageError "
     "CheckpointError "
     "BrokenMapError RowsNotWrittenError DegenerateMapWarning PartialMapWarning ModelChangedError "
-    "ImagesOutOfRangeWarning DamagedDataWarning "
+    "ImagesOutOfRangeWarning DamagedDataWarning MemoryUseWarning "
     "errors faithfulness methods models modules robustness training __version__"
 )
 

@@ -13,6 +13,7 @@ from .errors import DegenerateMapWarning as DegenerateMapWarning
 from .errors import ImageError as ImageError
 from .errors import ImagesOutOfRangeWarning as ImagesOutOfRangeWarning
 from .errors import InputError as InputError
+from .errors import MemoryUseWarning as MemoryUseWarning
 from .errors import MethodUnavailableError as MethodUnavailableError
 from .errors import ModelChangedError as ModelChangedError
 from .errors import PartialMapWarning as PartialMapWarning
@@ -25,6 +26,8 @@ from .faithfulness.metric import register_metric as register_metric
 from .loading.load import LoadedModel as LoadedModel
 from .loading.load import list_models as list_models
 from .loading.load import load_model as load_model
+from .look.attention import Attention as Attention
+from .look.attention import attention as attention
 from .look.features import Features as Features
 from .look.features import features as features
 from .look.lens import Lens as Lens

@@ -14,6 +14,7 @@ DegenerateMapWarning (UserWarning)             a map that is zero everywhere
 PartialMapWarning (UserWarning)                an interrupted search: the map uses the runs that were done
 ImagesOutOfRangeWarning (UserWarning)          images far outside of what the model's normalization gives
 DamagedDataWarning (UserWarning)               a shard or data set that could not be read to its end
+MemoryUseWarning (UserWarning)                 a request that takes more than 1 GiB of memory
 """
 
 import re
@@ -192,4 +193,14 @@ class DamagedDataWarning(UserWarning):
         >>> import warnings
         >>> with warnings.catch_warnings():
         ...     warnings.simplefilter("error", DamagedDataWarning)  # a damaged shard ends the run
+    """
+
+
+class MemoryUseWarning(UserWarning):
+    """A request takes more than 1 GiB of memory. It is issued before the memory is allocated.
+
+    Examples:
+        >>> import warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", MemoryUseWarning)  # large requests in this block raise it
     """

@@ -55,8 +55,8 @@ class Answer(nn.Module):
     """A model that generates text, with a fixed prompt and answer: images (B, 3, H, W) -> (B, 1 + T) values.
 
     The values are log-probabilities: of the answer, and of each of its tokens given those before it.
-    `class_names` are the answer and its tokens, `prepared` the images that it was made with. Made by
-    `answer_model`.
+    `class_names` are the answer and its tokens, `text_tokens` the tokens of prompt and answer without the
+    image's, `prepared` the images that it was made with. Made by `answer_model`.
     """
 
     prepared: Float[Tensor, "b 3 h w"]
@@ -70,8 +70,10 @@ class Answer(nn.Module):
         images: ImageTokens,
         image_token: int,
         prepared: Float[Tensor, "b 3 h w"],
+        text_tokens: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        self.text_tokens = tuple(text_tokens)
         self.register_buffer("prepared", prepared, persistent=False)
         self.model, self.images = model, images
         self.class_names = tuple(names)
@@ -271,7 +273,9 @@ def answer_model(
         if not answer_ids:
             raise InputError(f"answer: expected a text, got {answer!r}")
     names = [tokenizer.decode(answer_ids), *(tokenizer.decode([token]) for token in answer_ids)]
-    return Answer(model, prompt_ids, answer_ids, names, tokens, _image_token(model, processor), ready)
+    image_token = _image_token(model, processor)
+    text = [tokenizer.decode([token]) for token in (*prompt_ids, *answer_ids) if token != image_token]
+    return Answer(model, prompt_ids, answer_ids, names, tokens, image_token, ready, text)
 
 
 def _prepare(processor: Any, image: Any, prompt: str) -> Any:

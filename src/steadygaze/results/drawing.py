@@ -146,8 +146,8 @@ def tile(
     """A grid with a heading over each column and a title above each row; cells are `cell` pixels wide.
 
     Args:
-        legend: "", "positive" or "signed": a labeled color bar; a narrow grid has a shorter bar and fewer
-            words.
+        legend: "", "positive", "signed" or "attention": a labeled color bar; a narrow grid has a shorter bar
+            and fewer words.
         noun: What the evidence is for; "" if the maps are evidence for nothing.
     """
     if not rows or any(len(row.images) != len(headings) for row in rows):
@@ -197,6 +197,8 @@ LEGEND_GAP = 9  # pixels between the color bar and a word
 
 def legend_words(kind: str, noun: str) -> tuple[tuple[str, str], ...]:
     """The words at both ends of a color bar, from the longest to none."""
+    if kind == "attention":
+        return ("least attention", "most attention"), ("least", "most"), ("", "")
     if kind == "signed":
         if not noun:
             return ("negative", "positive"), ("", "")
@@ -207,7 +209,7 @@ def legend_words(kind: str, noun: str) -> tuple[tuple[str, str], ...]:
 
 
 def legend_bar(kind: str, size: tuple[int, int]) -> Image.Image:
-    """The color bar of "positive" or "signed" maps, from the lowest score to the highest."""
+    """The color bar of "positive", "signed" or "attention" maps, from the lowest score to the highest."""
     length, height = size
     values = np.broadcast_to(np.linspace(-1.0 if kind == "signed" else 0.0, 1.0, length), (height, length))
     return paint(values, Image.new("RGB", size, "#dedee2"), signed=True, opacity=1.0)

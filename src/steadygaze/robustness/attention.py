@@ -27,6 +27,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from steadygaze.errors import InputError, MethodUnavailableError
+from steadygaze.look.measures import TOP, distance, distances, entropy, overfocus
 from steadygaze.target import at_least_float32
 from steadygaze.trace.record import Want
 from steadygaze.trace.seam import Seam
@@ -34,7 +35,6 @@ from steadygaze.vit.adapt import adapt
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.view import ViT
 
-TOP = 5  # tokens that overfocus counts
 Map = Float[Tensor, "b heads n n"]
 
 
@@ -100,7 +100,7 @@ def attention_measures(
         torch.Size([2, 6, 4])
     """
     vit = adapt(model)
-    far = distances(vit, images)
+    far = patch_distances(vit, images)
     values_of: dict[str, list[Tensor]] = {
         name: []
         for name in ("entropy", "overfocus", "gini", "peak", "distance", "diversity", "token_diversity")
@@ -141,24 +141,6 @@ def attention_stability(
 
 
 # -- of one layer ----------------------------------------------------------------------------------
-
-
-def entropy(a: Map) -> Float[Tensor, "b heads"]:
-    """Mean entropy of the rows, in nats.
-
-    Examples:
-        >>> entropy(torch.full((1, 1, 4, 4), 0.25)).item() == torch.tensor(4.0).log().item()
-        True
-    """
-    a = at_least_float32(a)
-    return -torch.special.xlogy(a, a).sum(-1).mean(-1)
-
-
-def overfocus(a: Map, top: int = TOP) -> Float[Tensor, "b heads"]:
-    """Share of all attention that the `top` most attended tokens get."""
-    if not 1 <= top <= a.shape[-1]:
-        raise InputError(f"top: expected a number of tokens from 1 to {a.shape[-1]}, got {top!r}")
-    return at_least_float32(a).mean(-2).topk(top, dim=-1).values.sum(-1)
 
 
 def gini(a: Map) -> Float[Tensor, "b heads"]:
@@ -207,20 +189,10 @@ def stability(a: Map, b: Map) -> Float[Tensor, "b heads"]:
     )
 
 
-def distances(vit: ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "p p"]:
+def patch_distances(vit: ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "p p"]:
     """Distance between every two patches, in patches."""
     with torch.no_grad(), evaluation_mode(vit.model):
-        height, width = vit.layout(vit.embed(images[:1])).grid
-    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    positions = torch.stack([rows, columns], -1).flatten(0, 1).to(device=images.device, dtype=torch.float64)
-    return torch.linalg.vector_norm(positions[:, None] - positions[None], dim=-1)
-
-
-def distance(a: Map, far: Float[Tensor, "p p"]) -> Float[Tensor, "b heads"]:
-    """Mean distance from a patch to the patches it attends to, in patches; prefix tokens are left out."""
-    patches = at_least_float32(a)[..., -len(far) :, -len(far) :]
-    share = patches / patches.sum(-1, keepdim=True).clamp_min(torch.finfo(patches.dtype).tiny)
-    return (share * far.to(share.dtype)).sum(-1).mean(-1)
+        return distances(vit.layout(vit.embed(images[:1])).grid).to(images.device)
 
 
 def _layers(values: list[Tensor]) -> Tensor:

@@ -95,7 +95,7 @@ class Attention(Suite):
         """By layer, mean over heads; the last view is measured, and compared with the first."""
         assert evaluator.vit is not None
         views = list(batch.views.unbind(1))
-        distances = measures.distances(evaluator.vit, views[0])
+        distances = measures.patch_distances(evaluator.vit, views[0])
         by_layer: dict[Quantity, list[Tensor]] = {metric: [] for metric in condition.metrics}
 
         def add_layer(layer: int, *maps: Tensor) -> None:
