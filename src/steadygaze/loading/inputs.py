@@ -24,7 +24,9 @@ class Inputs:
     names: tuple[str, ...]
 
 
-def prepare_inputs(model: Any, images: Any, transform: Callable[[Image.Image], Tensor] | None = None) -> Inputs:
+def prepare_inputs(
+    model: Any, images: Any, transform: Callable[[Image.Image], Tensor] | None = None
+) -> Inputs:
     """The images as a tensor: a tensor is taken as it is, files and PIL images need a transform."""
     if isinstance(images, Tensor):
         return Inputs(model, images, None, tuple(str(i) for i in range(len(images))))
