@@ -25,6 +25,9 @@ from .faithfulness.metric import register_metric as register_metric
 from .loading.load import LoadedModel as LoadedModel
 from .loading.load import list_models as list_models
 from .loading.load import load_model as load_model
+from .look.outliers import Outliers as Outliers
+from .look.outliers import find_registers as find_registers
+from .look.outliers import outliers as outliers
 from .methods.explain import explain as explain
 from .methods.registry import list_methods as list_methods
 from .methods.registry import method as method

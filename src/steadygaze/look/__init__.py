@@ -1,0 +1,1 @@
+"""Looking into a model: what it attends to, what its features are, and which tokens are out of line."""
