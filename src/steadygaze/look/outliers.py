@@ -118,7 +118,7 @@ class Outliers:
         what = (
             f"{found} of {_images(images)} have outlier tokens ({each:.1f} each, high from block "
             f"{self.first} on), and in the last {last} blocks they get "
-            f"{float(self.attention_share[-last:].mean()):.0%} of {whose} to patches, being "
+            f"{float(self.attention_share[-last:].mean()):.1%} of {whose} to patches, being "
             f"{self.patch_share:.1%} of the patches: "
         )
         if self.sinks:
@@ -147,12 +147,12 @@ class Outliers:
         """
         numbers = range(len(self) if limit is None else min(limit, len(self)))
         rows = [self._row(number, cell) for number in numbers]
-        query = "class token" if self.query == "class" else "all tokens"
+        query = "class" if self.query == "class" else "all"
         headings = [
             *(["image"] if self.images is not None else []),
             f"norms, block {self.layer}",
             "outlier tokens",
-            f"attention of {query}",
+            f"attention of {query}, block {len(self.norms[0]) - 1}",
         ]
         return tile(rows, headings, cell=cell)
 
@@ -316,7 +316,7 @@ def _walk(
 ) -> tuple[Float[Tensor, "b l h w"], Float[Tensor, "b l h w"]]:
     """Norms of the patches behind every block, and the share of attention that they get in it."""
     norms, shares = [], []
-    with torch.no_grad(), evaluation_mode(vit.model), without_autocast(vit.model):
+    with without_autocast(vit.model), torch.no_grad(), evaluation_mode(vit.model):
         for some in vit.check(images).split(BATCH):
             x = vit.embed(some)
             layout = vit.layout(x)
@@ -367,7 +367,7 @@ def _activity(
         return answer
 
     modules = [last_linear(vit.blocks[layer].module) for layer in layers]
-    with torch.no_grad(), evaluation_mode(vit.model), without_autocast(vit.model):
+    with without_autocast(vit.model), torch.no_grad(), evaluation_mode(vit.model):
         for some, outliers in zip(images.split(BATCH), mask.flatten(1).split(BATCH), strict=True):
             x = vit.embed(some)
             with answered({m: note(layer, outliers) for layer, m in zip(layers, modules, strict=True)}):

@@ -180,7 +180,7 @@ def restore(model: Model, weights: Mapping[str, Tensor]) -> Model:
                 continue
             spec = dict(needed.pop(path))
             kind = spec.pop("module")
-            if kind != NAMES[child]:
+            if kind != NAMES[child] or (kind == "Registers" and i > 0):
                 raise CheckpointError(
                     f"the checkpoint has a {kind} at {path}, where only another kind can be"
                 )
@@ -194,7 +194,7 @@ def restore(model: Model, weights: Mapping[str, Tensor]) -> Model:
             else:
                 numbers = spec.pop("neurons")
                 registers = Registers(neurons=[(i, number) for number in numbers], **spec)
-                _insert_neurons(vit, i, registers.by_layer(len(vit.blocks))[i], registers)
+                _insert_neurons(vit, i, registers.by_layer(len(vit.blocks)).get(i, []), registers)
     _check_counts(copied)
     if needed:
         path, spec = next(iter(needed.items()))
@@ -272,9 +272,9 @@ def _insert_tokens(vit: ViT, spec: Registers) -> None:
 def _insert_neurons(vit: ViT, index: int, neurons: list[int], spec: Registers) -> None:
     block = vit.blocks[index].module
     last = last_linear(block)
-    if max(neurons) >= last.in_features:
+    if not neurons or max(neurons) >= last.in_features:
         raise InputError(
-            f"neurons: expected neurons from 0 to {last.in_features - 1} in block {index}, got {max(neurons)}"
+            f"neurons: expected some from 0 to {last.in_features - 1} in block {index}, got {neurons!r:.60}"
         )
     move = RegisterNeurons(neurons, count=spec.count, maximum=spec.maximum, prefix=vit.prefix)
     _attach(block, "register_neurons", move, Site(last, "before", last.in_features))

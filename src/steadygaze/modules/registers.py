@@ -9,7 +9,7 @@ Class, distillation and trained register tokens keep their activations, as in th
 
 | maximum  | h_rc is the largest over                                                                   |
 | -------- | ------------------------------------------------------------------------------------------ |
-| "neuron" | the tokens, for each neuron: the paper                                                     |
+| "neuron" | the tokens, for each neuron: as the paper describes it                                     |
 | "layer"  | the tokens and all register neurons of the block: one number, which the authors' code uses |
 
 The token is put in before the first block (and before a norm ahead of it), and taken out behind the last.
@@ -80,7 +80,10 @@ class Registers:
         for layer, neuron in self.neurons:
             if not -depth <= layer < depth:
                 raise InputError(f"neurons: expected layers from 0 to {depth - 1}, got {layer}")
-            layers.setdefault(layer % depth, []).append(neuron)
+            chosen = layers.setdefault(layer % depth, [])
+            if neuron in chosen:
+                raise InputError(f"neurons: expected each once, got neuron {neuron} of layer {layer} twice")
+            chosen.append(neuron)
         return layers
 
 
