@@ -32,6 +32,9 @@ from .look.features import Features as Features
 from .look.features import features as features
 from .look.lens import Lens as Lens
 from .look.lens import lens as lens
+from .look.outliers import Outliers as Outliers
+from .look.outliers import find_registers as find_registers
+from .look.outliers import outliers as outliers
 from .methods.explain import explain as explain
 from .methods.registry import list_methods as list_methods
 from .methods.registry import method as method

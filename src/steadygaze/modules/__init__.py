@@ -1,4 +1,4 @@
-"""Modules inserted into a vision transformer (TAP, context broadcasting), and a segmentation head around one.
+"""Modules inserted into a vision transformer (TAP, context broadcasting, registers), and a segmentation head.
 
 better = sg.modules.insert(model, tap=sg.modules.TAP(), cb=sg.modules.CB())      # a copy; `model` is
                                                                                  unchanged
@@ -9,6 +9,7 @@ scores = sg.modules.segmenter(model, classes=21)(images)                        
 from steadygaze.modules.base import Cost, Inserted
 from steadygaze.modules.cb import CB, ContextBroadcast
 from steadygaze.modules.insert import cost, insert, inserted, remove, restore
+from steadygaze.modules.registers import RegisterNeurons, Registers, RegisterTokens
 from steadygaze.modules.segmenter import SegFormerDecoder, Segmenter, segmenter
 from steadygaze.modules.tap import TAP, TokenPool
 
@@ -18,6 +19,9 @@ __all__ = [
     "ContextBroadcast",
     "Cost",
     "Inserted",
+    "RegisterNeurons",
+    "RegisterTokens",
+    "Registers",
     "SegFormerDecoder",
     "Segmenter",
     "TokenPool",

@@ -30,10 +30,12 @@ from steadygaze.vit.parts import first
 Allocation = str | tuple[int, ...]
 Start = Literal["paper", "identity"]
 ALLOCATIONS = ("all", "shallow", "deep", "middle_deep")
-MAX_SPEC = 4096  # bytes of a specification in a checkpoint
+MAX_SPEC = 65536  # bytes of a specification in a checkpoint
 SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # kind of module -> its options in a specification, with types
     "TAP": {"kind": str, "branches": int, "temperature": (int, float), "start": str},
     "CB": {"variant": str, "position": str, "start": str},
+    "Registers": {"count": int},
+    "RegisterNeurons": {"neurons": list, "count": int, "maximum": str},
 }
 
 
@@ -76,7 +78,9 @@ class Inserted(nn.Module):
         torch.Size([1])
     """
 
-    mixes_tokens = True  # read by `adapt`: patches of such a model cannot be removed
+    mixes_tokens = True  # read by `adapt`, like the next two
+    any_tokens = False  # whether it takes any number of patches: then they can be removed
+    extra_tokens = 0  # number of tokens that it adds behind the model's prefix
     spec: dict[str, Any]  # options by name, and the kind of module under "module"
     gate: nn.Parameter | None
 
@@ -117,7 +121,7 @@ class Inserted(nn.Module):
 def decode(state: Tensor) -> dict[str, Any]:
     """The specification that `get_extra_state` wrote; `CheckpointError` if it is anything else.
 
-    Keys and types are checked here, ranges by `TAP` and `CB`.
+    Keys and types are checked here, ranges by `TAP`, `CB` and `Registers`.
     """
     if not isinstance(state, Tensor) or state.dtype != torch.uint8 or state.dim() != 1:
         raise CheckpointError("an inserted module (_extra_state): expected a row of bytes")
@@ -137,7 +141,10 @@ def decode(state: Tensor) -> dict[str, Any]:
                 f"an inserted module (_extra_state): {kind} has no option {key}={value!r:.80}"
             )
     if not options:
-        raise CheckpointError(f"an inserted module (_extra_state): expected TAP or CB, got {kind!r:.80}")
+        expected = ", ".join(SPEC_OPTIONS)
+        raise CheckpointError(
+            f"an inserted module (_extra_state): expected one of {expected}, got {kind!r:.80}"
+        )
     return spec
 
 
@@ -194,7 +201,15 @@ def chosen_blocks(allocation: Allocation, depth: int) -> list[int]:
 NORM1 = ("norm1", "layernorm_before", "layer_norm1", "ln_1")
 ATTENTION = ("attn", "attention", "self_attn", "self_attention")
 MLP = ("mlp", "intermediate")  # in some models of transformers: two modules, intermediate and output
-MLP_LAST = ("mlp.fc2", "mlp.down_proj", "mlp.weights_out", "output.dense", "mlp.3")
+MLP_LAST = (
+    "mlp.fc2",
+    "mlp.down_proj",
+    "mlp.weights_out",
+    "mlp.c_proj",
+    "mlp.w3",
+    "output.dense",
+    "mlp.3",
+)
 ATTENTION_LAST = (
     "attn.proj",
     "attention.o_proj",

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from steadygaze.errors import CheckpointError, InputError
+from steadygaze.errors import CheckpointError, InputError, SteadygazeError, UnsupportedModelError
 from steadygaze.modules.base import (
     Cost,
     Inserted,
@@ -24,6 +24,14 @@ from steadygaze.modules.base import (
     pooling_site,
 )
 from steadygaze.modules.cb import CB, ContextBroadcast
+from steadygaze.modules.registers import (
+    RegisterNeurons,
+    Registers,
+    RegisterTokens,
+    check_takes_registers,
+    entrance,
+    last_linear,
+)
 from steadygaze.modules.tap import TAP, TokenPool
 from steadygaze.questions.vqa import answers_questions, any_question
 from steadygaze.vit.adapt import adapt
@@ -31,7 +39,13 @@ from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.view import ViT, blank_image
 
 log = logging.getLogger(__name__)
-NAMES = ("tap", "cb_mlp", "cb_msa")  # names of inserted modules within their block
+NAMES = {  # name of an inserted module within its block -> its kind in a specification
+    "tap": "TAP",
+    "cb_mlp": "CB",
+    "cb_msa": "CB",
+    "registers": "Registers",
+    "register_neurons": "RegisterNeurons",
+}
 HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
@@ -41,7 +55,9 @@ HOOKS = (
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def insert(model: Model, tap: TAP | None = None, cb: CB | None = None) -> Model:
+def insert(
+    model: Model, tap: TAP | None = None, cb: CB | None = None, registers: Registers | None = None
+) -> Model:
     """A copy of the model with the modules inserted.
 
     New weights are initialized by torch with its global random state. The added parameters and operations
@@ -52,12 +68,14 @@ def insert(model: Model, tap: TAP | None = None, cb: CB | None = None) -> Model:
         model: A vision transformer; it is not changed.
         tap: Options of token-aware average pooling, None to leave it out.
         cb: Options of context broadcasting, None to leave it out.
+        registers: Test-time registers, as `sg.find_registers` gives them; None to leave them out. They have
+            no weights, and patches of a model with them can still be removed.
 
     Returns:
         The copy, of the same class.
 
     Raises:
-        InputError: Neither module is given, or the model has it already or cannot hold it.
+        InputError: No module is given, or the model has it already or cannot hold it.
         UnsupportedModelError: The blocks have no place for it.
 
     Examples:
@@ -66,11 +84,11 @@ def insert(model: Model, tap: TAP | None = None, cb: CB | None = None) -> Model:
         >>> sorted(inserted(insert(model, tap=TAP()))), inserted(model)
         (['blocks.0.tap', 'blocks.1.tap'], {})
     """
-    for name, spec, kind in (("tap", tap, TAP), ("cb", cb, CB)):
+    for name, spec, kind in (("tap", tap, TAP), ("cb", cb, CB), ("registers", registers, Registers)):
         if spec is not None and not isinstance(spec, kind):
             raise InputError(f"{name}: expected steadygaze.modules.{kind.__name__}(...), got {spec!r}")
-    if tap is None and cb is None:
-        raise InputError("expected a module to insert: tap=TAP(...), cb=CB(...), or both")
+    if tap is None and cb is None and registers is None:
+        raise InputError("expected a module to insert: tap=TAP(...), cb=CB(...) or registers=Registers(...)")
     copied, vit, grids = _copy_with_view(model)
     depth = len(vit.blocks)
     if tap is not None:
@@ -81,6 +99,12 @@ def insert(model: Model, tap: TAP | None = None, cb: CB | None = None) -> Model:
         for i in chosen_blocks(cb.allocation, depth):  # type: ignore[arg-type]
             for branch in cb.branches:
                 _insert_cb(vit, i, branch, cb)
+    if registers is not None:
+        check_takes_registers(vit)
+        _insert_tokens(vit, registers)
+        for i, neurons in registers.by_layer(depth).items():
+            _insert_neurons(vit, i, neurons, registers)
+        _check_runs(copied, vit.plan.kind)
     _log_cost(copied, depth, _cost(vit, grids))
     return copied
 
@@ -156,14 +180,22 @@ def restore(model: Model, weights: Mapping[str, Tensor]) -> Model:
                 continue
             spec = dict(needed.pop(path))
             kind = spec.pop("module")
-            if (kind == "TAP") != (child == "tap"):
+            if kind != NAMES[child] or (kind == "Registers" and i > 0):
                 raise CheckpointError(
                     f"the checkpoint has a {kind} at {path}, where only another kind can be"
                 )
             if kind == "TAP":
                 _insert_tap(vit, i, grids[i], TAP(**spec))
-            else:
+            elif kind == "CB":
                 _insert_cb(vit, i, child.removeprefix("cb_"), CB(**spec))
+            elif kind == "Registers":
+                check_takes_registers(vit)
+                _insert_tokens(vit, Registers(**spec))
+            else:
+                numbers = spec.pop("neurons")
+                registers = Registers(neurons=[(i, number) for number in numbers], **spec)
+                _insert_neurons(vit, i, registers.by_layer(len(vit.blocks)).get(i, []), registers)
+    _check_counts(copied)
     if needed:
         path, spec = next(iter(needed.items()))
         raise CheckpointError(
@@ -214,6 +246,8 @@ def _prefix(vit: ViT, block: nn.Module) -> int:
 
 def _insert_tap(vit: ViT, index: int, grid: tuple[int, int], spec: TAP) -> None:
     block = vit.blocks[index].module
+    if any(isinstance(module, RegisterTokens) for module in vit.model.modules()):
+        raise InputError("TAP pools tokens on their grid, where the tokens that registers add have no place")
     site = pooling_site(block)
     pool = TokenPool(site.width, spec, grid=grid, prefix=_prefix(vit, block))
     _attach(block, "tap", pool, site)
@@ -222,6 +256,49 @@ def _insert_tap(vit: ViT, index: int, grid: tuple[int, int], spec: TAP) -> None:
         embedding = embedding_of(vit.model)
         if embedding is not None:
             embedding.register_forward_pre_hook(pool.check_images)
+
+
+def _insert_tokens(vit: ViT, spec: Registers) -> None:
+    """Add tokens at the entrance of the first block, and drop them behind the last one."""
+    first, last = vit.blocks[0].module, vit.blocks[-1].module
+    if any(isinstance(module, TokenPool) for module in vit.model.modules()):
+        raise InputError("registers: TAP pools tokens on their grid, where an added token has no place")
+    weights = sum(p.numel() for b in vit.blocks for p in b.module.parameters() if p.dim() > 1)
+    tokens = RegisterTokens(spec, prefix=vit.prefix, weights=weights)
+    _attach(first, "registers", tokens, Site(entrance(vit), "before", 0))
+    last.register_forward_hook(tokens.after)
+
+
+def _insert_neurons(vit: ViT, index: int, neurons: list[int], spec: Registers) -> None:
+    block = vit.blocks[index].module
+    last = last_linear(block)
+    if not neurons or max(neurons) >= last.in_features:
+        raise InputError(
+            f"neurons: expected some from 0 to {last.in_features - 1} in block {index}, got {neurons!r:.60}"
+        )
+    move = RegisterNeurons(neurons, count=spec.count, maximum=spec.maximum, prefix=vit.prefix)
+    _attach(block, "register_neurons", move, Site(last, "before", last.in_features))
+
+
+def _check_counts(model: nn.Module) -> None:
+    """Raise `CheckpointError` if the register neurons do not have the tokens that they write to."""
+    counts = {m.count for m in model.modules() if isinstance(m, RegisterNeurons)}
+    added = [m.extra_tokens for m in model.modules() if isinstance(m, RegisterTokens)]
+    if counts and counts != set(added):
+        raise CheckpointError(
+            f"the checkpoint has register neurons for {sorted(counts)} added tokens, and {added} added tokens"
+        )
+
+
+def _check_runs(model: Any, kind: str) -> None:
+    """Raise `UnsupportedModelError` if the model does not run with one more token."""
+    try:
+        adapt(any_question(model) if answers_questions(model) else model)
+    except (SteadygazeError, RuntimeError, IndexError, ValueError, AssertionError) as error:
+        raise UnsupportedModelError(
+            f"registers cannot be inserted into a {kind}: it does not run with one more token, as with "
+            f"relative positions, or one that its view does not see. The model: {error}"
+        ) from error
 
 
 def _check_no_patch_dropout(model: nn.Module) -> None:
@@ -249,7 +326,8 @@ def _insert_cb(vit: ViT, index: int, branch: str, spec: CB) -> None:
 
 def _has_class_token(vit: ViT, block: nn.Module) -> bool:
     """Whether the first token at a block is a class token, and not a register."""
-    if _prefix(vit, block) == 0:
+    added = sum(m.extra_tokens for m in vit.model.modules() if isinstance(m, Inserted))
+    if _prefix(vit, block) == added:
         return False
     model: Any = vit.model
     return not (hasattr(model, "reg_token") and model.cls_token is None)  # timm models with registers only

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from steadygaze.errors import UnsupportedModelError
 from steadygaze.target import outputs_of_task, own_task, task_of_outputs
 from steadygaze.vit.contexts import without_autocast
+from steadygaze.vit.extra_tokens import with_extra_tokens
 from steadygaze.vit.registry import find_plan, known_from_outside
 from steadygaze.vit.unsupported import refusal
 from steadygaze.vit.view import Headless, Plan, ViT, check_weights, verify
@@ -160,20 +161,32 @@ def _checked(vit: ViT) -> ViT:
 
 
 def with_inserted(model: nn.Module, plan: Plan) -> Plan:
-    """The plan of a model with inserted modules: these mix patches, which then can be masked but not removed.
+    """The plan of a model with inserted modules.
 
-    A block keeps its linear parts if nothing was inserted into its attention branch.
+    Most mix patches on their grid: these can then be masked but not removed. Registers add tokens to the
+    prefix. A block keeps its linear parts if nothing was inserted into its attention branch.
     """
-    names = dict.fromkeys(str(m.spec["module"]) for m in model.modules() if _is_inserted(m))  # type: ignore[index]
-    if not names:
+    modules: list[Any] = [m for m in model.modules() if _is_inserted(m)]
+    if not modules:
         return plan
-    blocks, kind = [_block(b) for b in plan.blocks], f"{plan.kind} with {' and '.join(names)}"
-    return replace(plan, blocks=blocks, removable=False, mixed=True, kind=kind)
+    added = sum(getattr(m, "extra_tokens", 0) for m in modules)
+    if added:
+        plan = with_extra_tokens(plan, added)
+    on_grid = any(not getattr(m, "any_tokens", False) for m in modules)
+    names = dict.fromkeys(str(m.spec["module"]) for m in modules)
+    return replace(
+        plan,
+        blocks=[_block(b) for b in plan.blocks],
+        removable=plan.removable and not on_grid,
+        mixed=plan.mixed or on_grid or added > 0,
+        kind=f"{plan.kind} with {' and '.join(names)}",
+    )
 
 
 def _block(block: dict[str, Any]) -> dict[str, Any]:
     inside = [name for name, child in block["module"].named_children() if _is_inserted(child)]
-    return block if set(inside) <= {"cb_mlp"} else {**block, "parts": None}
+    in_mlp = set(inside) <= {"cb_mlp", "registers", "register_neurons"}
+    return block if in_mlp else {**block, "parts": None}
 
 
 def _is_inserted(module: nn.Module) -> bool:
