@@ -2,7 +2,8 @@
 
     python own_model.py [FOLDER]
 
-Writes own_model.png, a class-specific map for each of two images, into FOLDER (by default a temporary one).
+Writes own_model.png, one figure with a class-specific map for each of two images, into FOLDER (by default a
+temporary one).
 """
 
 import sys
@@ -34,7 +35,7 @@ class Classifier(nn.Module):
 
 
 def main(folder: Path | None = None) -> Path:
-    """Explain two images of noise and write an overlay, by default into a temporary folder."""
+    """Explain two images of noise and write a figure, by default into a temporary folder."""
     folder = folder or Path(tempfile.mkdtemp())
     torch.manual_seed(0)
     model = Classifier(classes=3).eval()
@@ -44,10 +45,10 @@ def main(folder: Path | None = None) -> Path:
     images = torch.rand(2, 3, 64, 64)
     attribution = sg.explain(loaded, images, target=1)  # evidence for "dog"
     file = folder / "own_model.png"
-    attribution[0].overlay(loaded.to_image(images[0])).save(file)
+    attribution.save(file)
 
     rows = sg.verify(loaded, [(images, torch.tensor([0, 1]))], methods=["gaze_removal", "random"])
-    print(f"maps of {tuple(attribution.scores.shape)}, {len(rows)} rows of verify, overlay in {file}")
+    print(f"maps of {tuple(attribution.scores.shape)}, {len(rows)} rows of verify, figure in {file}")
     return file
 
 

@@ -4,7 +4,7 @@
 
 Runs in seconds on tiny random models, without a network. With real weights, replace the marked lines by
 `sg.load_model("nvidia/segformer-b0-finetuned-ade-512-512")` and `sg.load_model("hustvl/yolos-tiny")`, or by
-local folders, and prepare images by `model.preprocess(image)[None]`.
+local folders, and give `explain` the path of an image.
 """
 
 from typing import Any

@@ -4,7 +4,7 @@
 
 Runs in seconds on a tiny random model, without a network. With real weights, replace the marked line by
 `model = sg.load_model("openai/clip-vit-base-patch32")`, or a local folder, leave out `tokenizer`, which a
-loaded model brings along, and prepare images by `model.preprocess(image)[None]`.
+loaded model brings along, and give `explain` the path of an image.
 """
 
 from typing import Any

@@ -159,8 +159,8 @@ def any_image(image: Any) -> Image.Image:
         >>> any_image(np.zeros((4, 6, 3), np.uint8)).size
         (6, 4)
     """
-    if isinstance(image, (str, Path)):
-        return read_image(image)
+    if isinstance(image, (str, os.PathLike)):
+        return read_image(Path(image))
     if isinstance(image, Image.Image):
         try:
             return to_rgb(ImageOps.exif_transpose(image))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from steadygaze.vit.image_range import display_pixels
 from steadygaze.vit.view import ViT
 
 KINDS = f"{IMAGE_KINDS}, a list or a folder of them, or a preprocessed floating-point tensor (B, 3, H, W)"
-OneImage = str | Path | Image.Image | np.ndarray
+OneImage = str | PathLike[str] | Image.Image | np.ndarray
 Images = OneImage | Sequence[OneImage] | Tensor
 
 
@@ -117,7 +118,7 @@ def _given_tensor(model: Any, images: Tensor) -> Inputs:
 
 def _resolved(model: Any) -> Any:
     """The model, loaded if it is a name, and with its preprocessing if it is a pipeline."""
-    if isinstance(model, (str, Path)):
+    if isinstance(model, (str, PathLike)):
         # what a path leads to may change between two calls
         return load_model(str(model)) if Path(model).exists() else _by_name(str(model))
     return from_pipeline(model) if is_pipeline(model) else model
@@ -179,7 +180,7 @@ def _is_question(module: nn.Module) -> bool:
 
 def _sources(images: Any) -> list[Any]:
     """One source for each image: a path, a PIL image or an array."""
-    if isinstance(images, (str, Path)):
+    if isinstance(images, (str, PathLike)):
         return list(images_in(Path(images))) if Path(images).is_dir() else [images]
     if isinstance(images, Image.Image):
         return [images]
@@ -196,7 +197,7 @@ def _sources(images: Any) -> list[Any]:
                 "images: expected preprocessed tensors as one tensor (B, 3, H, W), got a list with a tensor "
                 f"of shape {tuple(image.shape)}. Use torch.stack, or torch.cat where they have a batch axis"
             )
-        if not isinstance(image, (str, Path, Image.Image, np.ndarray)):
+        if not isinstance(image, (str, PathLike, Image.Image, np.ndarray)):
             raise InputError(f"images: expected {KINDS}, got a list with {type(image).__name__}")
         sources += _sources(image)
     return sources
@@ -204,8 +205,8 @@ def _sources(images: Any) -> list[Any]:
 
 def _name(source: Any, number: int) -> Sequence[str]:
     """Folders and stem of a file, also of one that PIL has opened; else its number."""
-    file = source if isinstance(source, (str, Path)) else getattr(source, "filename", "")
-    path = Path(file) if isinstance(file, (str, Path)) else Path()
+    file = source if isinstance(source, (str, PathLike)) else getattr(source, "filename", "")
+    path = Path(file) if isinstance(file, (str, PathLike)) else Path()
     return (*path.parts[:-1], path.stem) if path.stem else (str(number),)
 
 
