@@ -384,3 +384,60 @@ def test_a_parquet_file_that_unpacks_to_much_more_than_its_size_is_not_read(tmp_
     assert (folder / "test.parquet").stat().st_size < 100_000
     with pytest.raises(sg.InputError, match=r"and unpacks to .* for one column of one row group"):
         listed(f"hf:{folder}")
+
+
+def test_a_parquet_file_of_the_hub_is_checked_before_its_rows(tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    from steadygaze.data import tables
+
+    folder = parquet(tmp_path / "set", "test-00000-of-00002.parquet", range(2))
+    last = pa.table({"image": [{"bytes": b"\0" * 100 * 2**20, "path": None}], "label": [0]})
+    write_table(last, folder / "test-00001-of-00002.parquet", compression="zstd", use_dictionary=False)
+    monkeypatch.setattr(tables, "_local_folder", lambda spec: None)  # as if its files were far away
+    reader = tables.TableRows.open(StreamSpec.parse(f"hf:{folder}"))
+    assert len(list(reader.samples())) == 2
+    assert "unpacks to" in str(reader.damaged)
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_compressed_arrow_file_is_not_read(tmp_path, kind, compression):
+    pytest.importorskip("datasets")
+    import pyarrow as pa
+
+    folder = tmp_path / "set"
+    folder.mkdir()
+    table = pa.table({"image": [{"bytes": png(1), "path": None}] * 3, "label": [0, 1, 0]})
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    make = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream
+    with make(folder / "test.arrow", table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=2)
+    spec = StreamSpec.parse(f"hf:{folder}?image=image")
+    if compression is None:
+        from steadygaze.data.tables import TableRows
+
+        assert len(list(TableRows.open(spec).samples())) == 3
+    else:
+        with pytest.raises(sg.InputError, match="compressed"):
+            open_stream(spec, Unlabeled())
+
+
+@pytest.mark.parametrize("extension", ["jpg", "skipped"])
+@pytest.mark.parametrize("place", ["pipe:cat", "memory://"])
+def test_a_stream_that_unpacks_to_much_more_than_it_has_is_not_read_further(
+    tmp_path, monkeypatch, place, extension
+):
+    import fsspec
+
+    monkeypatch.setattr("steadygaze.data.tar_shards.LEAST_UNPACKED", 2**20)
+    members = [(f"{number}.{extension}", bytes(5 * 2**20)) for number in range(4)]
+    file = write_tar(tmp_path / "a.tar.gz", [*members, ("last.png", png(1)), ("last.cls", b"0")], "w:gz")
+    with fsspec.open("memory://a.tar.gz", "wb") as copy:
+        copy.write(file.read_bytes())
+    items, damaged = listed(f"wds:pipe:cat {file}" if place == "pipe:cat" else "wds:memory://a.tar.gz")
+    assert "last" not in [item.name for item in items] and "times its size" in damaged[0]
+    rest, damaged = listed(f"wds:pipe:zcat {file}")  # not compressed: it has what it unpacks to
+    assert "last" in [item.name for item in rest] and not damaged

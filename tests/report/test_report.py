@@ -254,3 +254,21 @@ def test_charts_escape_names():
     chart = svg.scatter(LineChart("t", [Line(f"m{i}", [1.0], [2.0], i) for i in range(12)], "x", "y"))
     heights = re.findall(r'class="name[^>]* y="([\d.]+)"', chart)
     assert len(heights) == svg.LABELED == len(set(heights)), "labels of one place are moved apart"
+
+
+def test_of_very_many_methods_the_best_are_listed(tmp_path):
+    """Each with an image of its own: a table of all values would have as many numbers as names squared."""
+    settings = {"kind": "verify", "model": "m", "weights": "w", "seed": 0, "versions": {}, "data": "d"}
+    (tmp_path / "run.json").write_text(json.dumps({"settings": settings}))
+    common = {"score": "logit", "model": "m", "weights": "w", "seed": 0, "metric": "deletion_aopc"}
+    names = ["random", *(f"m{number}" for number in range(1, 600))]
+    rows = [
+        common | {"image": f"{name}.png", "value": float(number), "method": name}
+        for number, name in enumerate(names)
+    ]
+    (tmp_path / "rows-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page, _, table = write_report([tmp_path], tmp_path / "page.html", repeats=20)
+    for file in (page, table):
+        assert "500 of 600 methods are listed, 100 are left out" in file.read_text()
+    lines = [line.split(" | ")[0] for line in table.read_text().splitlines() if " | logit | " in line]
+    assert len(lines) == 500 and lines[0] == "| m599" and lines[-1] == "| random"

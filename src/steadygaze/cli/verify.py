@@ -135,7 +135,7 @@ def _print_results(request: VerifyRequest, rows: Rows, console: Console, damaged
     sections = rows.table().sections
     for section in sections:
         _print_ranking(section, console)
-        if note := small_sample_note(len(section.names)):
+        for note in filter(None, (small_sample_note(len(section.names)), section.omission)):
             print_line(console, note, "yellow")
         if len(section.lines) > SHOWN:
             print_line(console, f"and {len(section.lines) - SHOWN} more: steadygaze report {request.out}")

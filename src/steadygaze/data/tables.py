@@ -8,7 +8,9 @@ The key of a row is its split and number, or the column that `key=` names.
 
 from __future__ import annotations
 
+import os
 import re
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +21,14 @@ from steadygaze.data.decoding import first_line
 from steadygaze.data.images import EncodedImage
 from steadygaze.data.stream_spec import MAX_BYTES, ImageBytes, Sample, StreamSpec
 from steadygaze.errors import ImageError, InputError, UnknownNameError
-from steadygaze.untrusted import MIB, unpacked_limit
+from steadygaze.untrusted import MAX_RATIO, MIB
 
 LABELS = ("label", "labels", "cls", "class")  # usual names of the column of labels
 IMAGES = ("image", "img", "jpg", "png", "jpeg", "webp", "image_bytes")
 LEAST_UNPACKED = 64 * MIB  # bytes that a column of any row group may unpack to
 MAX_COLUMN = 4096 * MIB  # the same at most
+MAX_HEADER = 16 * MIB  # bytes of the header of a batch in an Arrow file
+DICTIONARY_BATCH, RECORD_BATCH = 2, 3  # kinds of messages in one
 ROWS = 8  # of a Parquet file that are in memory at a time
 NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*\.parquet)")  # how files of a split are numbered
 
@@ -36,6 +40,7 @@ class TableRows:
     Attributes:
         columns: The column of each of image, label, mask and key.
         label_names: Names of integer labels that the data itself declares.
+        files: Of the hub, which are checked before they are read.
         damaged: What could not be read whole; filled while samples are read.
     """
 
@@ -46,6 +51,7 @@ class TableRows:
     columns: Mapping[str, str]
     rows: int | None = None
     label_names: tuple[str, ...] | None = None
+    files: tuple[str, ...] = ()
     damaged: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -54,7 +60,7 @@ class TableRows:
         folder = _local_folder(spec)
         if folder is not None:
             _check_numbered_files(spec, folder)
-        loaded = _load(spec, folder)
+        loaded, files = _load(spec, folder)
         dataset, split = _split(spec, loaded)
         rows = _number_of_rows(dataset, split, folder if list(loaded) == [split] else None)
         if hasattr(dataset, "to_iterable_dataset"):
@@ -67,7 +73,7 @@ class TableRows:
         for role in ("image", "mask"):
             if role in columns:
                 dataset = _undecoded(spec, dataset, columns[role], features[columns[role]])
-        return cls(spec, dataset, split, folder, columns, rows, names)
+        return cls(spec, dataset, split, folder, columns, rows, names, files.get(split, ()))
 
     layout = "Hugging Face dataset"  # for display
 
@@ -93,7 +99,7 @@ class TableRows:
         """Every sample, from the start."""
         row = -1
         try:
-            for row, values in enumerate(self.dataset):
+            for row, values in enumerate(self._rows()):
                 yield self._sample(row, values)
         except Exception as error:  # Arrow, the network and the file system raise many kinds
             where = f"{self._holder}: reading stopped before row {row + 1}"
@@ -101,6 +107,17 @@ class TableRows:
                 f"{where} ({first_line(error)}). The rows after it are left out: repair the data and repeat "
                 "the command to add them."
             )
+
+    def _rows(self) -> Iterator[Mapping[str, Any]]:
+        """All rows; a file of the hub is checked when its first row is needed."""
+        if self.files and getattr(self.dataset, "num_shards", 0) == len(self.files):
+            for number, file in enumerate(self.files):
+                check_table_file(file)
+                yield from self.dataset.shard(len(self.files), number)
+            return
+        for file in self.files:
+            check_table_file(file)
+        yield from self.dataset
 
     @property
     def _holder(self) -> str:
@@ -177,53 +194,125 @@ def _check_numbered_files(spec: StreamSpec, folder: Path) -> None:
         )
 
 
-def _check_parquet(folder: Path) -> dict[str, int]:
-    """`InputError` for a file that unpacks to much more than its size; then options of its reader.
+def check_table_file(file: str | Path) -> None:
+    """`InputError` for a Parquet or Arrow file that unpacks to much more than its size.
 
-    A value may repeat a dictionary's entry in every row, so that few rows are read at a time.
+    Args:
+        file: A path, or the address of a file of the hub.
     """
+    import fsspec
+
+    suffix = Path(str(file)).suffix
+    if suffix not in (".parquet", ".arrow"):
+        return
+    with fsspec.open(str(file), "rb") as opened:
+        if suffix == ".parquet":
+            _check_parquet(str(file), opened)
+        elif _is_compressed_arrow(opened):
+            raise InputError(
+                f"data: {file} is a compressed Arrow file, whose unpacked size is not known before it is "
+                "read. If it is yours, write it without compression, as datasets does, or as Parquet."
+            )
+
+
+def _check_parquet(name: str, file: Any) -> None:
     from pyarrow.parquet import read_metadata
 
-    files = [file for file in folder.rglob("*.parquet") if file.is_file()]
-    for file in files:
-        try:
-            metadata = read_metadata(file)
-            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-            columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-        except Exception:  # a damaged file is named when its rows are read
-            continue
-        limit = unpacked_limit(file, LEAST_UNPACKED)
-        largest = max((column.total_uncompressed_size for column in columns), default=0)
-        if largest > min(limit, MAX_COLUMN):
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    try:
+        metadata = read_metadata(file)
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    except Exception:  # a damaged file is named when its rows are read
+        return
+    largest = max((column.total_uncompressed_size for column in columns), default=0)
+    if largest > min(max(LEAST_UNPACKED, MAX_RATIO * size), MAX_COLUMN):
+        raise InputError(
+            f"data: {name} has {size:,} bytes and unpacks to {largest:,} for one column of one row group. If "
+            "it is yours, write it with smaller row groups."
+        )
+
+
+def _is_compressed_arrow(file: Any) -> bool:
+    """Whether a batch of an Arrow file or stream is compressed; only the headers of batches are read.
+
+    A header is a flatbuffer, https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
+    """
+    if file.read(8)[:6] != b"ARROW1":  # a stream, without the first bytes of a file
+        file.seek(0)
+    while True:
+        start = file.read(8)
+        if start[:4] != b"\xff\xff\xff\xff" or len(start) < 8:
+            return False  # the end, or damaged: named when its rows are read
+        size = int.from_bytes(start[4:], "little")
+        if size > MAX_HEADER:
             raise InputError(
-                f"data: {file} has {file.stat().st_size:,} bytes and unpacks to {largest:,} for "
-                "one column of "
-                "one row group. If it is yours, write it with smaller row groups."
+                f"data: expected headers of at most {MAX_HEADER // MIB} MiB in Arrow files, got more"
             )
-    others = any(next(folder.rglob(f"*{suffix}"), None) for suffix in (".arrow", ".csv", ".json", ".jsonl"))
-    return {"batch_size": ROWS} if files and not others else {}
+        header = file.read(size)
+        try:
+            message = _table(header, 0)
+            batch = _field(header, message, 2)
+            kind = header[_field(header, message, 1) or 0]
+            if kind == DICTIONARY_BATCH and batch is not None:
+                batch = _field(header, _table(header, batch), 1)
+            is_batch = kind in (RECORD_BATCH, DICTIONARY_BATCH) and batch is not None
+            if is_batch and _field(header, _table(header, batch), 3) is not None:  # type: ignore[arg-type]
+                return True
+            length = _field(header, message, 3)
+            body = 0 if length is None else int.from_bytes(header[length : length + 8], "little")
+            file.seek(body, os.SEEK_CUR)
+        except (IndexError, OSError, OverflowError, ValueError, struct.error):
+            return False
 
 
-def _load(spec: StreamSpec, folder: Path | None) -> Any:
-    """The dataset, streamed: one split, or a dict of all."""
+def _table(data: bytes, at: int) -> int:
+    """The place of the table that the offset at this place leads to."""
+    (offset,) = struct.unpack_from("<I", data, at)
+    return at + int(offset)
+
+
+def _field(data: bytes, table: int, number: int) -> int | None:
+    """The place of a field of a table; None if it is not there."""
+    (back,) = struct.unpack_from("<i", data, table)
+    (size,) = struct.unpack_from("<H", data, table - back)
+    if 4 + 2 * number >= size:
+        return None
+    (offset,) = struct.unpack_from("<H", data, table - back + 4 + 2 * number)
+    return table + offset if offset else None
+
+
+def _load(spec: StreamSpec, folder: Path | None) -> tuple[Any, dict[str, tuple[str, ...]]]:
+    """The dataset, streamed: one split, or a dict of all; and the files of each split that are to be checked.
+
+    A value of a Parquet file may repeat an entry of a dictionary in each row, so few rows are read at a time.
+    """
     try:
         import datasets
     except ImportError as error:
         raise InputError("hf: data needs datasets: pip install 'steadygaze[data]'") from error
     options = spec.options
     try:
-        if folder is not None and any(
-            (folder / name).is_file() for name in ("state.json", "dataset_dict.json")
-        ):
-            return datasets.load_from_disk(str(folder))
-        reader = {} if folder is None else _check_parquet(folder)
-        return datasets.load_dataset(
+        if folder is not None:
+            for suffix in ("parquet", "arrow"):
+                for file in folder.rglob(f"*.{suffix}"):
+                    if file.is_file():
+                        check_table_file(file)
+            if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+                return datasets.load_from_disk(str(folder)), {}
+        builder = datasets.load_dataset_builder(
             spec.location if folder is None else str(folder),
             name=options.get("config"),
             revision=options.get("revision") if folder is None else None,
-            streaming=True,
-            **reader,
         )
+        if builder.name == "parquet":
+            builder.config.batch_size = ROWS
+        files: dict[str, tuple[str, ...]] = {}
+        if folder is None:
+            by_split = builder.config.data_files or {}
+            files = {str(split): tuple(map(str, names)) for split, names in by_split.items()}
+        return builder.as_streaming_dataset(), files
     except InputError:
         raise
     except Exception as error:  # the network, the hub and every file format raise kinds of their own

@@ -26,7 +26,7 @@ from steadygaze.data.decoding import first_line
 from steadygaze.data.images import SUFFIXES, names_hash
 from steadygaze.data.stream_spec import MAX_BYTES, MAX_LABEL, FilePart, ImageBytes, Sample, StreamSpec
 from steadygaze.errors import InputError
-from steadygaze.untrusted import MIB, unpacked_limit
+from steadygaze.untrusted import MAX_RATIO, MIB, unpacked_limit
 
 PIPE = "pipe:"  # in front of a shell command, whose output is the archive
 LABEL = "cls"  # the usual extension of class indices
@@ -300,6 +300,18 @@ class _BoundedInfo(tarfile.TarInfo):
         return super()._proc_member(tar)  # type: ignore[misc]
 
 
+class _Counted:
+    """A file that counts the bytes which were read from it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.count = file, 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self.file.read(size)
+        self.count += len(data)
+        return data
+
+
 class Archive:
     """A tar archive, read from front to back.
 
@@ -311,8 +323,10 @@ class Archive:
     def __init__(self, file: IO[bytes], size: int | None, limit: int | None = None) -> None:
         self.file, self.size, self.limit = file, size, limit
         self.seekable = size is not None
+        self.packed = _Counted(file)
         mode: Literal["r:", "r|*"] = "r:" if self.seekable else "r|*"
-        self.tar = tarfile.open(fileobj=file, mode=mode, tarinfo=_BoundedInfo)  # noqa: SIM115  # closed by `close`
+        opened: Any = file if self.seekable else self.packed  # of a stream, only `read` is used
+        self.tar = tarfile.open(fileobj=opened, mode=mode, tarinfo=_BoundedInfo)  # noqa: SIM115  # closed by `close`
 
     def finish(self) -> None:
         """After the last member: a command whose exit code is not 0 is an error."""
@@ -348,12 +362,26 @@ class Archive:
         fileobj = self.tar.fileobj
         assert fileobj is not None
         try:
+            if not self.seekable:
+                self._skip(fileobj)
             fileobj.seek(self.tar.offset)
             return _BoundedInfo.fromtarfile(self.tar)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             return None
         except tarfile.HeaderError as error:
             raise DamagedShardError(f"damaged or truncated: {error}") from error
+
+    def _skip(self, fileobj: Any) -> None:
+        """Go to the next header, as long as what was unpacked is in proportion to what was read."""
+        while True:
+            unpacked, limit = fileobj.tell(), max(LEAST_UNPACKED, MAX_RATIO * self.packed.count)
+            if unpacked > limit:
+                raise DamagedShardError(
+                    f"it unpacks to more than {MAX_RATIO} times its size, which images never do. If it is "
+                    "yours, unpack it"
+                )
+            if unpacked >= self.tar.offset or not fileobj.read(min(DRAINED, self.tar.offset - unpacked)):
+                return
 
     def read(self, info: tarfile.TarInfo) -> bytes:
         fileobj = self.tar.fileobj

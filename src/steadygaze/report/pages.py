@@ -324,7 +324,7 @@ def _part(section: Section, rows: Rows, baseline: str | None, images: bool) -> d
         "best": _called(section.lines[0], section),
         "base": _called(base, section),
         "first": quantity(section.shown[0]).title,
-        "caution": small_sample_note(len(section.names)),
+        "caution": f"{small_sample_note(len(section.names))} {section.omission}".strip(),
         "legend": [(rank, _called(line, section)) for line, rank in ranks.items() if rank < FADED],
         "rest": max(0, len(drawn) - FADED),
         "curves": _curves(section, ranks),
@@ -352,6 +352,9 @@ def _called(line: Line, section: Section) -> str:
 
 def _ranking(section: Section, base: Line, ranks: dict[Line, int]) -> list[dict[str, Any]]:
     cells_with_value = {key: cell for key, cell in section.cells.items() if not np.isnan(cell.value)}
+    images: dict[Line, int] = {}
+    for (_, line), known in cells_with_value.items():
+        images[line] = max(known.images, images.get(line, 0))
     spans = {}
     for metric in section.shown:
         column = [cell for (name, _), cell in cells_with_value.items() if name == metric]
@@ -374,9 +377,7 @@ def _ranking(section: Section, base: Line, ranks: dict[Line, int]) -> list[dict[
                 "rank": ranks.get(line, FADED),
                 "gap": None if gap is None or np.isnan(gap.value) else gap,
                 "sure": gap is not None and (gap.low > 0 or gap.high < 0),
-                "images": max(
-                    (cell.images for (_, which), cell in cells_with_value.items() if which == line), default=0
-                ),
+                "images": images.get(line, 0),
                 "flagged": len(section.flags.get(line, ())),
                 "base": line == base,
                 "chance": line[0].partition(":")[0] == CHANCE,

@@ -112,6 +112,9 @@ def _value_text(value: Any) -> str:
 
 
 Line = tuple[str, str]  # method, score
+MAX_LINES = 500  # of a table: a folder of a stranger may have any number of names
+MAX_METRICS = 100
+NUMBERS = 2**24  # values that are resampled at a time
 IDENTITY = ("model", "weights")  # what identifies the rows of a model
 OVERALL = Quantity(
     "removal_mean",
@@ -177,8 +180,8 @@ class Section:
 
     @cached_property
     def metrics(self) -> list[str]:
-        """The metrics that were measured, in the order of tables."""
-        return in_table_order({metric for metric, _ in self.table.columns})
+        """The metrics that were measured, in the order of tables; at most `MAX_METRICS`."""
+        return in_table_order({metric for metric, _ in self.table.columns})[:MAX_METRICS]
 
     @cached_property
     def removal(self) -> list[str]:
@@ -192,8 +195,39 @@ class Section:
 
     @cached_property
     def all_lines(self) -> list[Line]:
-        """Every method with its score, in order of arrival."""
+        """Every method with its score, in order of arrival; of more than `MAX_LINES`, the best."""
+        measured = self._measured
+        if len(measured) <= MAX_LINES:
+            return measured
+        first = self.shown[0]
+        sign = -1 if quantity(first).better == "lower" else 1
+        needed = self.removal if first == OVERALL.name else [first]
+
+        def key(line: Line) -> tuple[bool, bool, float]:
+            columns = [(name, line) for name in needed if (name, line) in self.table]
+            mean = np.mean([self.table.mean(column) for column in columns]) if columns else np.nan
+            return line[0] == CHANCE, not np.isnan(mean), sign * float(np.nan_to_num(mean))
+
+        best = set(sorted(measured, key=key, reverse=True)[:MAX_LINES])
+        return [line for line in measured if line in best]
+
+    @cached_property
+    def _measured(self) -> list[Line]:
         return list(dict.fromkeys(line for _, line in self.table.columns))
+
+    @property
+    def omission(self) -> str:
+        """A sentence about what is left out; "" if there is nothing."""
+        metrics = len({metric for metric, _ in self.table.columns})
+        parts = (
+            ("best", len(self.all_lines), len(self._measured), "methods"),
+            ("first", len(self.metrics), metrics, "metrics"),
+        )
+        return " ".join(
+            f"The {which} {shown:,} of {count:,} {noun} are listed, {count - shown:,} are left out."
+            for which, shown, count, noun in parts
+            if shown < count
+        )
 
     def lines_of(self, metric: str) -> list[Line]:
         """The lines that have values of a metric."""
@@ -233,6 +267,10 @@ class Section:
         """The cells of columns that are combined in the same way."""
         if not keys:
             return {}
+        step = max(1, NUMBERS // max(1, len(self.table)))
+        if len(keys) > step:  # each part has the same draws
+            parts = (self._cells(keys[start : start + step]) for start in range(0, len(keys), step))
+            return {key: cell for part in parts for key, cell in part.items()}
         metric = keys[0][0]
         values = np.stack([self.array(*key) for key in keys])
         point, samples = bootstrap(
@@ -442,8 +480,8 @@ class Table:
                 ]
                 names = " | ".join(markdown_text(name) for name in line)
                 lines.append(f"| {names} | {' | '.join(cells)} |")
-            note = small_sample_note(len(section.table))
-            lines += ["", note] if note else []
+            for note in (small_sample_note(len(section.table)), section.omission):
+                lines += ["", note] if note else []
             parts.append("\n".join(lines))
         return "\n\n".join(parts) + "\n"
 

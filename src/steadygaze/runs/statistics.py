@@ -140,6 +140,12 @@ class ImageTable(Generic[Column]):
                 )
         return out
 
+    def mean(self, column: Column) -> float:
+        """The mean of the values as they came; NaN if there is none."""
+        values = self._rows.value[self.rows(column)]
+        known = values[~np.isnan(values)]
+        return float(known.mean()) if len(known) else float("nan")
+
     def detail(self, column: Column) -> np.ndarray | None:
         """(images, numbers) behind the values, NaN where there are none; None if the column has no
         details.
