@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from math import isfinite
 from typing import Any, Literal
-
-import numpy as np
 
 Better = Literal["higher", "lower", "neither"]
 Combine = Callable[[Any, Sequence[Any]], float]  # values and details of many images -> the data set's number
@@ -20,6 +19,8 @@ INF = float("inf")
 
 def mean(values: Any, details: Sequence[Any] = ()) -> float:
     """The mean of the defined values; NaN if there is none."""
+    import numpy as np  # here, since the command line starts without it
+
     values = np.asarray(values, dtype=np.float64)
     values = values[~np.isnan(values)]
     return float(values.mean()) if len(values) else float("nan")
@@ -30,12 +31,24 @@ def pooled(values: Any, details: Sequence[Any]) -> float:
 
     A pair whose second number is zero everywhere (no such pixel in the data) is left out.
     """
+    import numpy as np
+
     defined = [d for d in details if d is not None]
     if not defined:
         return float("nan")
     total = np.asarray(defined, dtype=np.float64).sum(0).reshape(-1, 2)
     total = total[total[:, 1] > 0]
     return float(100 * (total[:, 0] / total[:, 1]).mean()) if len(total) else float("nan")
+
+
+def plural(count: int, noun: str, plural_noun: str = "") -> str:
+    """A number of things.
+
+    Examples:
+        >>> plural(1, "image"), plural(2, "image"), plural(2, "class", "classes")
+        ('1 image', '2 images', '2 classes')
+    """
+    return f"{count} {noun if count == 1 else plural_noun or noun + 's'}"
 
 
 @dataclass(frozen=True)
@@ -96,8 +109,8 @@ class Quantity:
     def range_text(self) -> str:
         """Range, unit and direction, such as "0 to 100 %, higher is better"."""
         limits = [
-            f"at least {self.low:g}" if np.isfinite(self.low) else "",
-            f"at most {self.high:g}" if np.isfinite(self.high) else "",
+            f"at least {self.low:g}" if isfinite(self.low) else "",
+            f"at most {self.high:g}" if isfinite(self.high) else "",
         ]
         span = f"{self.low:g} to {self.high:g}" if all(limits) else "".join(limits)
         span = f"{span} {self.unit}".strip()

@@ -294,6 +294,7 @@ class _Quantity(_Record):
     summary: str = ""
     low: Number | None = None
     high: Number | None = None
+    combine: str = "mean"
     accuracy: bool
 
 

@@ -28,6 +28,7 @@ from steadygaze.cli.options import (
 from steadygaze.cli.output import STYLE, Column, guarded, print_line, print_table, progress_bar, stderr, wide
 from steadygaze.cli.verify import print_masked_models
 from steadygaze.methods.registry import DEFAULT
+from steadygaze.quantity import plural
 from steadygaze.runs.request import SUITE_OPTIONS
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def compare_models(
     from steadygaze.report.comparison import write_comparison
     from steadygaze.report.pages import records_csv, write_all
     from steadygaze.runs.compare import compare
-    from steadygaze.runs.statistics import plural, small_sample_note
+    from steadygaze.runs.statistics import small_sample_note
 
     console = wide()
     folders = [_folders(before), _folders(after)]
@@ -201,7 +202,6 @@ def _print_classes(comparison: Comparison, console: Console) -> None:
 
 
 def _class_text(change: ClassChange) -> str:
-    from steadygaze.runs.statistics import plural
 
     ends = f"{100 * change.before.value:.0f} % to {100 * change.after.value:.0f} %"
     span = f"[{100 * change.low:+.0f}, {100 * change.high:+.0f}]"

@@ -18,6 +18,7 @@ from steadygaze.cli.output import Interruptions, print_line, progress_bar, stder
 from steadygaze.errors import BrokenMapError, ImageError, InputError
 from steadygaze.methods.registry import DEFAULT, Method, parse_method
 from steadygaze.progress import OnProgress, Progress
+from steadygaze.quantity import plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -177,7 +178,6 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
     from steadygaze.methods.learned import with_files
     from steadygaze.questions.ask import ask
     from steadygaze.questions.text import as_classifier
-    from steadygaze.runs.statistics import plural
     from steadygaze.vit.adapt import adapt
 
     console, live = console or stdout(), stderr()
@@ -498,7 +498,6 @@ def print_predictions(results: Results, console: Console) -> None:
 
 def print_targets(results: Results, console: Console) -> None:
     """Print which class was explained, if that is not the predicted one."""
-    from steadygaze.runs.statistics import plural
 
     request = results.request
     if request.target != "auto":
@@ -520,7 +519,6 @@ def print_targets(results: Results, console: Console) -> None:
 
 def print_files(results: Results, console: Console) -> None:
     """Print what was written where."""
-    from steadygaze.runs.statistics import plural
 
     request = results.request
     overlays = sum(len(files) for row in results.rows for files in row["overlays"].values())

@@ -14,6 +14,7 @@ import typer
 from steadygaze.cli.options import OUTPUT, ExampleImages, Json, declare, declare_out, split_names
 from steadygaze.cli.output import WIDTH, duration, print_line, progress_bar, stderr, stdout
 from steadygaze.errors import InputError
+from steadygaze.quantity import plural
 
 if TYPE_CHECKING:
     from steadygaze.runs.status import RunStatus, ShardStatus
@@ -88,7 +89,6 @@ def export(
 
 def note_incomplete(folders: Sequence[Path]) -> None:
     """Warn about each run with unfinished shards: numbers from its rows are not final."""
-    from steadygaze.runs.statistics import plural
     from steadygaze.runs.status import FINISHED, run_status
 
     for run in run_status(*folders):
@@ -122,7 +122,6 @@ def status(*, runs: Runs, as_json: Json = False) -> None:
 
 def status_lines(run: RunStatus) -> list[str]:
     """The lines of one run, of at most 80 characters."""
-    from steadygaze.runs.statistics import plural
     from steadygaze.runs.status import FINISHED, NOT_STARTED
 
     shards = run.shards

@@ -21,6 +21,7 @@ from steadygaze.cli.output import (
     wide,
 )
 from steadygaze.errors import InputError, UnknownNameError
+from steadygaze.quantity import plural
 from steadygaze.runs.request import SUITE_OPTIONS, StressRequest
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ def stress(context: typer.Context, **values: Any) -> None:
     Example: steadygaze stress -m deit_small_patch16_224 --suites shift:imagenet-a=imagenet-a -o run
     """
     from steadygaze.runs.loop import Pace
-    from steadygaze.runs.statistics import plural
     from steadygaze.runs.stress import prepare_stress, run_stress
     from steadygaze.untrusted import damaged_files
 
@@ -107,7 +107,6 @@ def other_suite_options(words: Sequence[str]) -> dict[str, Any]:
 
 def _announce(ready: PreparedStress, world: World, notes: Console) -> None:
     """Print what will be measured, and what is left out."""
-    from steadygaze.runs.statistics import plural
 
     processes = f", {world.size} processes" if world.size > 1 else ""
     processes += f", shard {ready.request.shard}" if ready.request.shard else ""
@@ -138,7 +137,7 @@ def _print_results(request: StressRequest, rows: Rows, console: Console, damaged
 
 def print_card(card: Card, console: Console) -> None:
     """The tables of every suite, then the scores of whole sets."""
-    from steadygaze.runs.statistics import INTERVALS, plural
+    from steadygaze.runs.statistics import INTERVALS
 
     data = f" on {card.data}, {plural(card.image_count, 'image')}" if card.image_count else ""
     print_line(console, f"{card.model}{data}", "bold")

@@ -46,6 +46,7 @@ from steadygaze.cli.output import (
 )
 from steadygaze.errors import InputError, RowsNotWrittenError
 from steadygaze.progress import OnProgress
+from steadygaze.quantity import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -276,7 +277,6 @@ def sweep(
     """
     from steadygaze.report.pages import write_sweep
     from steadygaze.runs.shards import parse_shard
-    from steadygaze.runs.statistics import plural
     from steadygaze.runs.sweep import plan_runs, run_sweep, summarize
     from steadygaze.training.recipe import recipe_text
     from steadygaze.training.sweep import parse_grid, read_sweep
@@ -329,7 +329,6 @@ def sweep(
 
 
 def _shape(sweep: Sweep) -> str:
-    from steadygaze.runs.statistics import plural
 
     parts = [plural(len(values), f"value of {key}", f"values of {key}") for key, values in sweep.grid.items()]
     return " x ".join([*parts, plural(sweep.seeds, "seed")])
@@ -342,7 +341,7 @@ def print_sweep(table: SweepTable, console: Console) -> None:
     from rich.table import Table
 
     from steadygaze.report.pages import SEED_INTERVALS
-    from steadygaze.runs.statistics import plural, small_sample_note
+    from steadygaze.runs.statistics import small_sample_note
 
     rich = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     rich.add_column("", overflow="fold")
@@ -378,7 +377,6 @@ def print_sweep_estimate(
 ) -> None:
     """Print the runs, and what the training of those that are left will take."""
     from steadygaze.runs.estimate import estimate_train
-    from steadygaze.runs.statistics import plural
 
     console = wide()
     remaining = [run for run in runs if not run.is_done()]
@@ -406,7 +404,6 @@ def print_sweep_estimate(
 
 def print_sweeps() -> None:
     """Print the shipped sweeps."""
-    from steadygaze.runs.statistics import plural
     from steadygaze.training.recipe import shipped_recipes
     from steadygaze.training.sweep import read_sweep
 

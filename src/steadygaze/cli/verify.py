@@ -23,6 +23,7 @@ from steadygaze.cli.output import (
     wide,
 )
 from steadygaze.methods.registry import forward_passes
+from steadygaze.quantity import plural
 from steadygaze.runs.request import VerifyRequest
 
 if TYPE_CHECKING:
@@ -75,7 +76,6 @@ def verify(**values: Any) -> None:
 
 def _announce(prepared: PreparedVerify, world: World, notes: Console) -> None:
     """Print what will be measured, and what the searches cost."""
-    from steadygaze.runs.statistics import plural
 
     plan = prepared.plan
     methods = {column.method.name for column in plan.columns}
@@ -164,12 +164,9 @@ def print_masked_models(sections: Sequence[Section], console: Console) -> None:
 
 
 def _print_ranking(section: Section, console: Console) -> None:
-    from steadygaze.runs.ranking import quantity
-    from steadygaze.runs.statistics import plural
-
     images = plural(len(section.names), "image")
     title = f"{section.title}, {images}; ± half of the 95 % bootstrap interval, none where all images agree"
-    shown = [quantity(metric) for metric in section.shown]
+    shown = [section.quantity(metric) for metric in section.shown]
     best = {q.name: section.best(q.name) for q in shown}
     rows: list[tuple[list[str], str]] = []
     for line in section.first_lines(SHOWN):

@@ -209,15 +209,14 @@ def register_metric(
         function: Callable[[MetricInput], Tensor | Values],
     ) -> Callable[[MetricInput], Tensor | Values]:
         def compute(given: MetricInput, names: Sequence[str]) -> Mapping[str, Values]:
-            values = function(given)
-            if isinstance(values, Values):
-                return {name: values}
-            expected, shape = tuple(given.maps.shape[:2]), tuple(getattr(values, "shape", ()))
+            result = function(given)
+            values = result if isinstance(result, Values) else Values(result)
+            expected, shape = tuple(given.maps.shape[:2]), tuple(getattr(values.value, "shape", ()))
             if shape != expected:
                 raise InputError(
                     f"metric {name!r}: expected one number for each map and image, {expected}, got {shape}"
                 )
-            return {name: Values(values)}
+            return {name: values}
 
         docstring = (function.__doc__ or "").strip()
         entry = Metric(

@@ -186,6 +186,18 @@ def _check_finite(model: nn.Module, weights: Weights, source: str) -> None:
             )
 
 
+def agreed_width(num_classes: int | None, weights: Weights, heads: Sequence[str], origin: str) -> int | None:
+    """The requested number of classes, or else that of the checkpoint; CheckpointError if they disagree."""
+    width = head_width(weights, heads)
+    if num_classes is not None and width not in (None, num_classes):
+        raise CheckpointError(
+            f"{origin} does not fit num_classes={num_classes}: its classifier has {width:,} classes. Leave "
+            f"it out, or give weights that were trained with {num_classes} classes.",
+            option="num_classes",
+        )
+    return num_classes or width
+
+
 def head_width(weights: Weights, heads: Sequence[str]) -> int | None:
     """Number of classes of the classifier in a checkpoint, whatever prefix its names have, or None."""
     for head in heads:

@@ -16,7 +16,7 @@ from torch import nn
 import steadygaze.models  # noqa: F401 - registers RVT, FAN, PVT and LocalViT with timm
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import CheckpointError, InputError
-from steadygaze.loading.checkpoint import Weights, fit, head_width, hub, match_names
+from steadygaze.loading.checkpoint import Weights, agreed_width, fit, hub, match_names
 from steadygaze.loading.loaded import LoadedModel, ModelOptions
 from steadygaze.modules import restore
 
@@ -46,14 +46,8 @@ def build_timm_model(name: str, options: ModelOptions) -> LoadedModel:
         model = create_timm_model(name, num_classes, pretrained=options.pretrained, arguments=arguments)
     else:
         if not options.new_head:
-            width = head_width(weights, _head_names(get_pretrained_cfg_value(name, "classifier")))
-            if num_classes is not None and width is not None and num_classes != width:
-                raise CheckpointError(
-                    f"{options.origin} does not fit num_classes={num_classes}: its classifier has {width:,} "
-                    f"classes. Leave it out, or give weights that were trained with {num_classes} classes.",
-                    option="num_classes",
-                )
-            num_classes = width if num_classes is None else num_classes
+            heads = _head_names(get_pretrained_cfg_value(name, "classifier"))
+            num_classes = agreed_width(num_classes, weights, heads, options.origin)
         model = create_timm_model(name, num_classes, pretrained=False, arguments=arguments)
         weights = with_timm_names(weights, model)
         if "img_size" in arguments:

@@ -10,7 +10,7 @@ from torch import nn
 
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import UnknownNameError
-from steadygaze.loading.checkpoint import fit, head_width, hub
+from steadygaze.loading.checkpoint import agreed_width, fit, hub
 from steadygaze.loading.loaded import LoadedModel, ModelOptions
 from steadygaze.modules import restore
 
@@ -52,7 +52,7 @@ def build_torchvision_model(name: str, options: ModelOptions) -> LoadedModel:
             model = get_model(name, weights=published)
     else:
         heads = SEGMENTATION_HEADS if segments else [_head_name(name)]
-        num_classes = options.num_classes or head_width(weights, heads)
+        num_classes = agreed_width(options.num_classes, weights, heads, options.origin)
         arguments: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
         if segments:
             arguments["weights_backbone"] = None

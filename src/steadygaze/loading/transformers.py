@@ -17,7 +17,7 @@ from torch import nn
 
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import CheckpointError, InputError
-from steadygaze.loading.checkpoint import Weights, fit, head_width, hub, read_weights
+from steadygaze.loading.checkpoint import Weights, agreed_width, fit, hub, read_weights
 from steadygaze.loading.loaded import LoadedModel, ModelOptions
 from steadygaze.loading.options import MAX_REPEATS
 from steadygaze.loading.timm import SPARE_ELEMENTS
@@ -65,7 +65,7 @@ def build_transformers_model(name: str, options: ModelOptions) -> LoadedModel:
             if kind == BACKBONE and missing and all(key.startswith("pooler.") for key in missing):
                 model, missing = _pretrained(auto, name, {**trust, "add_pooling_layer": False})
         else:
-            num_classes = options.num_classes or head_width(weights, ["classifier"])
+            num_classes = agreed_width(options.num_classes, weights, ["classifier"], options.origin)
             labels = {} if num_classes is None else {"num_labels": num_classes}
             config = AutoConfig.from_pretrained(name, **labels, **trust)
             model = auto.from_config(config, **trust)

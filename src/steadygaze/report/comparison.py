@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from steadygaze.quantity import plural
 from steadygaze.report.pages import (
     NOT_STORED,
     Figure,
@@ -28,7 +29,6 @@ from steadygaze.runs.card import Change
 from steadygaze.runs.compare import Comparison
 from steadygaze.runs.request import CHANCE
 from steadygaze.runs.samples import ImageSample, Samples, data_address, read_setting_samples
-from steadygaze.runs.statistics import plural
 from steadygaze.runs.suites.attention import Attention
 from steadygaze.target import percent
 from steadygaze.untrusted import damaged_files
@@ -291,7 +291,7 @@ def write_card(
             shots, text = _shots(comparison, {"samples": _spread(comparison, shown)}, shown)
             parts.append(Part("Maps side by side", "maps", shots=shots.get("samples", []), text=text))
         parts += [_classes_part(comparison), *_turned_parts(comparison, shown, show)]
-        columns = [column.name for column in fields(FaithfulnessChange)]
+        columns = [column.name for column in fields(FaithfulnessChange) if column.name != "quantity"]
         records = [
             {column: str(getattr(change, column)) for column in columns} | {"verdict": change.verdict}
             for change in faithfulness

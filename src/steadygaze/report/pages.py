@@ -29,10 +29,11 @@ from steadygaze.faithfulness.metric import METRICS
 from steadygaze.files import make_parent, write_atomic
 from steadygaze.methods.registry import join_name, parse_method
 from steadygaze.progress import OnProgress, ignore_progress
+from steadygaze.quantity import plural
 from steadygaze.report import charts as svg
 from steadygaze.report.charts import LETTER, ticks
 from steadygaze.runs.card import Card
-from steadygaze.runs.ranking import Line, Section, quantity
+from steadygaze.runs.ranking import Line, Section
 from steadygaze.runs.request import CHANCE
 from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.samples import (
@@ -43,7 +44,7 @@ from steadygaze.runs.samples import (
 from steadygaze.runs.settings import FADED, BarChart, LineChart
 from steadygaze.runs.settings import Figure as Chart
 from steadygaze.runs.settings import Line as ChartLine
-from steadygaze.runs.statistics import INTERVALS, Cell, csv_text, markdown_text, plural, small_sample_note
+from steadygaze.runs.statistics import INTERVALS, Cell, csv_text, markdown_text, small_sample_note
 from steadygaze.runs.sweep import SweepNumber, SweepTable
 from steadygaze.untrusted import check_complete, damaged_files
 
@@ -297,7 +298,6 @@ def _environment() -> Environment:
     environment = Environment(
         loader=here, autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters["value"] = lambda value, metric: quantity(metric).text(value)
     environment.filters["soft"] = _soft
     environment.filters["counted"] = plural
     return environment
@@ -318,12 +318,12 @@ def _part(section: Section, rows: Rows, baseline: str | None, images: bool) -> d
     return {
         "section": section,
         "count": _count(section),
-        "headings": [(q.title, q.better, q.direction_text) for q in map(quantity, section.shown)],
+        "headings": [(q.title, q.better, q.direction_text) for q in map(section.quantity, section.shown)],
         "has_chance": any(method.partition(":")[0] == CHANCE for method, _ in section.lines),
         "lines": _ranking(section, base, ranks),
         "best": _called(section.lines[0], section),
         "base": _called(base, section),
-        "first": quantity(section.shown[0]).title,
+        "first": section.quantity(section.shown[0]).title,
         "caution": f"{small_sample_note(len(section.names))} {section.omission}".strip(),
         "legend": [(rank, _called(line, section)) for line, rank in ranks.items() if rank < FADED],
         "rest": max(0, len(drawn) - FADED),
@@ -400,9 +400,9 @@ def _curves(section: Section, ranks: dict[Line, int]) -> list[Figure]:
             if curve is not None:
                 series.append(ChartLine(_called(line, section), across, curve.tolist(), rank))
         if series and len(across) > 1:
-            title = f"{quantity(metric).title}: {drawn.axis}"
+            title = f"{section.quantity(metric).title}: {drawn.axis}"
             chart = svg.lines(LineChart(title, series, "share of the patches, %", drawn.axis))
-            figures.append(Figure(f"{drawn.title} ({quantity(metric).title})", drawn.better, chart))
+            figures.append(Figure(f"{drawn.title} ({section.quantity(metric).title})", drawn.better, chart))
     return figures
 
 
@@ -416,7 +416,7 @@ def _scatter(section: Section, ranks: dict[Line, int]) -> Figure | None:
                 limits = [(y.low, y.high)], [(x.low, x.high)]
                 points.append(ChartLine(_called(line, section), [x.value], [y.value], rank, *limits))
         if len(points) > 1:
-            axes = f"{quantity(across).title}, %", f"{quantity(up).title}, %"
+            axes = f"{section.quantity(across).title}, %", f"{section.quantity(up).title}, %"
             chart = svg.scatter(LineChart("insertion against deletion", points, *axes))
             return Figure(
                 "Insertion against deletion", "best at the top right; whiskers are 95 % intervals", chart
@@ -452,7 +452,7 @@ def _start(section: Section) -> Figure | None:
         layers, cells = [layer for layer, _ in points], [cell for _, cell in points]
         limits = [(cell.low, cell.high) for cell in cells]
         series.append(ChartLine(name, layers, [cell.value for cell in cells], rank, limits))
-    axis = f"{quantity(metric).title}, {quantity(metric).unit}".rstrip(", ")
+    axis = f"{section.quantity(metric).title}, {section.quantity(metric).unit}".rstrip(", ")
     chart = svg.lines(LineChart("start layer", series, "first layer that is added", axis, integers=True))
     return Figure("Where PLUS starts", legend((line.group, line.name) for line in series), chart)
 
@@ -477,8 +477,8 @@ def _agreement(section: Section, run: dict[str, Any]) -> Figure | None:
 
 def _explained(sections: Sequence[Section]) -> list[tuple[str, str, str]]:
     """Explain the metrics that are shown: (name, range and direction, meaning)."""
-    names = dict.fromkeys(name for section in sections for name in section.shown)
-    shown = [q for q in map(quantity, names) if q.summary]
+    known = {name: section.quantity(name) for section in sections for name in section.shown}
+    shown = [q for q in known.values() if q.summary]
     return [(q.title, q.range_text, f"{q.label}: {q.summary}" if q.label else q.summary) for q in shown]
 
 

@@ -20,7 +20,7 @@ from steadygaze.errors import InputError
 from steadygaze.methods.registry import DEFAULT
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.quantity import Quantity, mean
-from steadygaze.runs.ranking import Line, Section, quantity
+from steadygaze.runs.ranking import Line, Section
 from steadygaze.runs.request import DEFAULT_METRICS, StressRequest, VerifyRequest
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.shards import World
@@ -45,10 +45,7 @@ class FaithfulnessChange:
     low: float
     high: float
     images: int
-
-    @property
-    def quantity(self) -> Quantity:
-        return quantity(self.metric)
+    quantity: Quantity
 
     @property
     def verdict(self) -> str:
@@ -159,7 +156,8 @@ def _change(one: Section, two: Section, metric: str, line: Line) -> Faithfulness
     ranks = [[section.names.index(name) for name in common] for section in (two, one)]
     pairs = list(zip((two, one), ranks, strict=True))
     values = np.stack([section.array(metric, line)[rank] for section, rank in pairs])
-    combine = quantity(metric).combine
+    quantity = one.quantity(metric)
+    combine = quantity.combine
     details = None
     if combine is not mean:
         known = [(section.detail(metric, line), rank) for section, rank in pairs]
@@ -168,4 +166,4 @@ def _change(one: Section, two: Section, metric: str, line: Line) -> Faithfulness
     gap, low, high = difference(values, details, combine=combine, repeats=one.repeats, seed=one.seed)
     was, now = (section.cells[metric, line].value for section in (one, two))
     images = int((~np.isnan(values).any(0)).sum())
-    return FaithfulnessChange("/".join(line), metric, was, now, gap, low, high, images)
+    return FaithfulnessChange("/".join(line), metric, was, now, gap, low, high, images, quantity)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from steadygaze.notebook import table
-from steadygaze.runs.statistics import plural, small_sample_note
+from steadygaze.quantity import plural
+from steadygaze.runs.statistics import small_sample_note
 
 if TYPE_CHECKING:
     from steadygaze.runs.card import Card
@@ -45,9 +46,7 @@ def rows_html(rows: Rows) -> str:
 
 
 def _section_html(section: Section) -> str:
-    from steadygaze.runs.ranking import quantity
-
-    shown = [quantity(metric) for metric in section.shown]
+    shown = [section.quantity(metric) for metric in section.shown]
     lines = []
     for method, score in section.first_lines(MOST_LINES):
         cells = [section.cells.get((one.name, (method, score))) for one in shown]

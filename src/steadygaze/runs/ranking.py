@@ -9,19 +9,20 @@ section.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from steadygaze.errors import InputError
 from steadygaze.faithfulness.metric import METRICS, in_table_order
-from steadygaze.quantity import Quantity
+from steadygaze.quantity import Quantity, plural
 from steadygaze.quantity import mean as plain_mean
 from steadygaze.runs.request import CHANCE
 from steadygaze.runs.rows import Columns, Groups
-from steadygaze.runs.settings import quantity_of_record
+from steadygaze.runs.settings import NOT_COMBINED, quantity_of_record
 from steadygaze.runs.statistics import (
     Cell,
     ImageTable,
@@ -31,7 +32,6 @@ from steadygaze.runs.statistics import (
     interval,
     markdown_text,
     mean_differences,
-    plural,
     small_sample_note,
 )
 
@@ -124,22 +124,13 @@ OVERALL = Quantity(
 )
 
 
-RECORDED: dict[str, Quantity] = {}  # metrics of other processes, as the run.json that was read describes them
-
-
-def quantity(metric: str) -> Quantity:
-    """What is known of a metric by name: registered here, or else described in run.json, or else nothing."""
-    if metric == OVERALL.name:
-        return OVERALL
-    return METRICS[metric] if metric in METRICS else RECORDED.get(metric, Quantity(metric, "%"))
-
-
 class Section:
     """Everything that was measured for one model (identified by its weights) on one data set.
 
     Attributes:
         run: Number of the first of its runs.
         variant: What distinguishes it from another section of the same model and data.
+        recorded: Metrics that are described in the run.json of its runs.
     """
 
     def __init__(
@@ -153,12 +144,14 @@ class Section:
         run: int = 0,
         variant: str = "",
         ratios: Iterable[float] = (),
+        recorded: Mapping[str, Quantity] = MappingProxyType({}),
         rows: Columns,
         positions: np.ndarray,
     ) -> None:
         self.model, self.weights, self.data = model, weights, data
         self.repeats, self.seed = repeats, seed
         self.run, self.variant, self.ratios = run, variant, list(ratios)
+        self.recorded = recorded
         self.table: ImageTable[tuple[str, Line]] = ImageTable(
             rows,
             positions,
@@ -166,12 +159,20 @@ class Section:
             lambda metric, method, score: (metric, (method, score)),
         )
         self.notes = _last_notes(rows, positions)  # metric -> how it was measured
+        own = [name for name in recorded if NOT_COMBINED in self.quantity(name).summary]
+        self.notes |= dict.fromkeys(own, NOT_COMBINED)
         self.flags = _flagged_images(rows, positions)  # line -> images whose map is zero or broken
 
     @property
     def title(self) -> str:
         """The model and the data, and what else distinguishes the section from others."""
         return f"{self.model} on {self.data}{f' ({self.variant})' if self.variant else ''}"
+
+    def quantity(self, metric: str) -> Quantity:
+        """What is known of a metric: registered here, or else described in run.json, or else nothing."""
+        if metric == OVERALL.name:
+            return OVERALL
+        return METRICS[metric] if metric in METRICS else self.recorded.get(metric, Quantity(metric, "%"))
 
     @property
     def names(self) -> list[str]:
@@ -255,10 +256,10 @@ class Section:
     def cells(self) -> dict[tuple[str, Line], Cell]:
         """The number of each metric and line, with its interval."""
         columns = [(metric, line) for metric in self.shown for line in self.lines_of(metric)]
-        means = [key for key in columns if quantity(key[0]).combine is plain_mean]
+        means = [key for key in columns if self.quantity(key[0]).combine is plain_mean]
         cells = self._cells(means)  # all at once: they share their draws
         for metric in dict.fromkeys(
-            metric for metric, _ in columns if quantity(metric).combine is not plain_mean
+            metric for metric, _ in columns if self.quantity(metric).combine is not plain_mean
         ):
             cells |= self._cells([key for key in columns if key[0] == metric])
         return {key: cells[key] for key in columns}
@@ -276,7 +277,7 @@ class Section:
         point, samples = bootstrap(
             values,
             self._details(metric, [line for _, line in keys]),
-            combine=quantity(metric).combine,
+            combine=self.quantity(metric).combine,
             repeats=self.repeats,
             seed=self.seed,
         )
@@ -290,7 +291,7 @@ class Section:
         }
 
     def _details(self, metric: str, lines: list[Line]) -> np.ndarray | None:
-        if quantity(metric).combine is plain_mean:
+        if self.quantity(metric).combine is plain_mean:
             return None
         parts = [self.detail(metric, line) for line in lines]
         known = [part for part in parts if part is not None]
@@ -305,7 +306,7 @@ class Section:
     def lines(self) -> list[Line]:
         """Every method with its score, the best first."""
         first = self.shown[0]
-        sign = 1 if quantity(first).better == "lower" else -1
+        sign = 1 if self.quantity(first).better == "lower" else -1
 
         def key(line: Line) -> tuple[bool, float]:
             cell = self.cells.get((first, line))
@@ -317,7 +318,7 @@ class Section:
 
     def best(self, metric: str) -> Line | None:
         """The best line; None where neither direction is better."""
-        sign = quantity(metric).sign
+        sign = self.quantity(metric).sign
         if not sign:
             return None
         values = {line: self.cells[metric, line].value for line in self.lines if (metric, line) in self.cells}
@@ -336,14 +337,14 @@ class Section:
         if not lines:
             return {}
         values, reference = np.stack([self.array(metric, line) for line in lines]), self.array(metric, base)
-        if quantity(metric).combine is plain_mean:
+        if self.quantity(metric).combine is plain_mean:
             gaps = mean_differences(values, reference, repeats=self.repeats, seed=self.seed)
         else:
             gaps = [
                 difference(
                     np.stack([own, reference]),
                     self._details(metric, [line, base]),
-                    combine=quantity(metric).combine,
+                    combine=self.quantity(metric).combine,
                     repeats=self.repeats,
                     seed=self.seed,
                 )
@@ -393,9 +394,6 @@ class Table:
         columns = rows.columns()
         if not len(columns):
             return cls([])
-        for run in rows.runs:
-            described = map(quantity_of_record, run.get("about", {}).get("quantities", ()))
-            RECORDED.update((one.name, one) for one in described)
         runs = group_runs(rows)
         group_of = {run: number for number, group in enumerate(runs) for run in group}
         group = np.array([group_of[run] for run in range(len(rows.runs))])[columns.run]
@@ -417,6 +415,11 @@ class Table:
                     run=own[0],
                     variant=distinction(rows, own, runs),
                     ratios=settings.get("ratios", ()),
+                    recorded={
+                        record["name"]: quantity_of_record(record)
+                        for run in own
+                        for record in rows.runs[run].get("about", {}).get("quantities", ())
+                    },
                     rows=columns,
                     positions=groups.rows(number),
                 )
@@ -443,7 +446,7 @@ class Table:
                         "high": cell.high,
                         "images": cell.images,
                         "flagged": len(section.flags.get(line, ())),
-                        "better": quantity(metric).better,
+                        "better": section.quantity(metric).better,
                         "note": cell.note,
                         "variant": section.variant,
                     }
@@ -464,7 +467,7 @@ class Table:
         parts = []
         for section in self.sections:
             best = {metric: section.best(metric) for metric in section.shown}
-            shown = [quantity(metric) for metric in section.shown]
+            shown = [section.quantity(metric) for metric in section.shown]
             heads = " | ".join(markdown_text(f"{q.title}{q.arrow}") for q in shown)
             images = plural(len(section.table), "image")
             title, weights = markdown_text(section.title), markdown_text(section.weights)
@@ -480,7 +483,9 @@ class Table:
                 ]
                 names = " | ".join(markdown_text(name) for name in line)
                 lines.append(f"| {names} | {' | '.join(cells)} |")
-            for note in (small_sample_note(len(section.table)), section.omission):
+            uncombined = [metric for metric in section.shown if section.notes.get(metric) == NOT_COMBINED]
+            notes = [f"{markdown_text(metric)}: {NOT_COMBINED}" for metric in uncombined]
+            for note in (small_sample_note(len(section.table)), section.omission, *notes):
                 lines += ["", note] if note else []
             parts.append("\n".join(lines))
         return "\n\n".join(parts) + "\n"

@@ -29,7 +29,7 @@ from steadygaze.results.drawing import to_pil_image
 from steadygaze.results.map_files import StoredMethod
 from steadygaze.runs.evaluator import Evaluator
 from steadygaze.runs.plan import Column
-from steadygaze.runs.ranking import Line, Section, quantity
+from steadygaze.runs.ranking import Line, Section
 from steadygaze.runs.request import CHANCE
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.source import ImageView, RunImage, ViewLoader
@@ -199,7 +199,7 @@ def extremes(section: Section, metric: str, line: Line) -> tuple[list[str], list
     """The names of the best and of the worst images, the most extreme first."""
     values = section.array(metric, line)
     order = [int(i) for i in np.argsort(values, kind="stable") if not np.isnan(values[i])]
-    if quantity(metric).better == "higher":
+    if section.quantity(metric).better == "higher":
         order.reverse()
     each = min(EACH, len(order) // 2)
     return [section.names[i] for i in order[:each]], [section.names[i] for i in order[::-1][:each]]

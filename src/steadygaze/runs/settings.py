@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from steadygaze.quantity import Better, Quantity
+from steadygaze.quantity import Better, Quantity, mean, pooled
 from steadygaze.robustness.by_class import wilson
 from steadygaze.runs.statistics import interval
 
@@ -194,6 +194,10 @@ def restricted(k: int, classes: int) -> Accuracy:
     return accuracy(f"top{k}_of_{classes}", f"top-{k} of {classes}")
 
 
+COMBINES = {"mean": mean, "pooled": pooled}  # functions are not read from a file: these have names
+NOT_COMBINED = "mean over images: how the metric combines them is registered only where the run was made"
+
+
 def quantity_record(quantity: Quantity) -> dict[str, Any]:
     """As written to run.json."""
     return {
@@ -208,8 +212,12 @@ def quantity_record(quantity: Quantity) -> dict[str, Any]:
 
 
 def quantity_of_record(record: Mapping[str, Any]) -> Quantity:
-    """The quantity that run.json describes."""
+    """The quantity that run.json describes; `NOT_COMBINED` in its summary if it has a function of its own."""
     fields = {name: value for name, value in record.items() if name != "accuracy" and value is not None}
+    combine = fields.pop("combine", "mean")
+    if combine not in COMBINES:
+        fields["summary"] = f"{fields.get('summary', '')} ({NOT_COMBINED})".strip()
+    fields["combine"] = COMBINES.get(combine, mean)
     return Accuracy(**fields) if record["accuracy"] else Quantity(**fields)
 
 

@@ -300,16 +300,6 @@ def mean_differences(
 ENOUGH = 20  # images; a bootstrap interval of 12 images covers the truth in 91 % of cases, one of 4 in 80 %
 
 
-def plural(count: int, noun: str, plural_noun: str = "") -> str:
-    """A number of things.
-
-    Examples:
-        >>> plural(1, "image"), plural(2, "image"), plural(2, "class", "classes")
-        ('1 image', '2 images', '2 classes')
-    """
-    return f"{count} {noun if count == 1 else plural_noun or noun + 's'}"
-
-
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # first characters of what spreadsheets compute
 INTERVALS = (
     "95 % intervals: Wilson's for accuracies, bootstrap (±) for other numbers; none where all images have "

@@ -88,20 +88,24 @@ def _check_same_settings(folder: Path, before: dict[str, Any], now: dict[str, An
     changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     if changed:
         changes = (f"{key} was {_short(before.get(key))}, is now {_short(now.get(key))}" for key in changed)
+        added = _how_to_add(folder, before, now) if set(changed) <= {"columns", "metrics"} else ""
         hint = " (other images, or the same ones in another order)" if "images_hash" in changed else ""
         raise InputError(
             f"{folder} contains a run with other settings: {'; '.join(changes)}{hint}. Use the same settings "
-            f"to resume it, or choose another output folder.{_both(folder, changed)}"
+            f"to resume it, or choose another output folder.{added}"
         )
 
 
-def _both(folder: Path, changed: list[str]) -> str:
+def _how_to_add(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> str:
     """How methods or metrics are added to a run: by a second one, which tables join to the first."""
-    if not set(changed) <= {"columns", "metrics"}:
+    columns = [column for column in now["columns"] if column not in before["columns"]]
+    added = [name for name in now["metrics"] if name not in before["metrics"]]
+    added += dict.fromkeys(method for method, _ in columns)
+    if not added:
         return ""
     return (
-        f" To add methods or metrics, run only those with another output folder: `steadygaze report {folder} "
-        "OTHER` shows both in one table."
+        f" To add {', '.join(added)} to it, run only that with another output folder: `steadygaze report "
+        f"{folder} OTHER` shows both in one table."
     )
 
 

@@ -68,7 +68,7 @@ from steadygaze.runs.prepare import (
 from steadygaze.runs.request import DEFAULT_METRICS, VerifyRequest, documented, options_of
 from steadygaze.runs.rows import Row, RowKey, Rows, json_number
 from steadygaze.runs.samples import store_map_samples
-from steadygaze.runs.settings import quantity_record
+from steadygaze.runs.settings import COMBINES, quantity_record
 from steadygaze.runs.shards import World
 from steadygaze.runs.source import FileSource, ImageLoader, Inputs, Job, MemorySource, RunImage, Source
 from steadygaze.runs.status import others_are_running
@@ -565,6 +565,7 @@ def _described_metrics(names: Sequence[str]) -> dict[str, Any]:
         {
             **quantity_record(metric),
             "summary": metric.summary,
+            "combine": next((name for name, known in COMBINES.items() if known is metric.combine), "own"),
             "low": metric.low if isfinite(metric.low) else None,
             "high": metric.high if isfinite(metric.high) else None,
         }

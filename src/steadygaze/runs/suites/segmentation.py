@@ -37,7 +37,7 @@ from steadygaze.data.label_maps import (
     overlaps,
 )
 from steadygaze.errors import InputError
-from steadygaze.quantity import Quantity
+from steadygaze.quantity import Quantity, plural
 from steadygaze.robustness.segmentation import CITYSCAPES_C, NOISE, label_map, mean_miou, retention
 from steadygaze.runs.card import Card, Details
 from steadygaze.runs.evaluator import BROKEN_LOGITS, Evaluator, Measurement
@@ -53,7 +53,7 @@ from steadygaze.runs.settings import (
     share,
 )
 from steadygaze.runs.source import Batch, ImageView
-from steadygaze.runs.statistics import draws, plural
+from steadygaze.runs.statistics import draws
 from steadygaze.runs.suite import Suite, register_suite
 from steadygaze.runs.suites.corruptions import (
     CORRUPTION_OPTIONS,
