@@ -201,7 +201,7 @@ class Section:
         if len(measured) <= MAX_LINES:
             return measured
         first = self.shown[0]
-        sign = -1 if quantity(first).better == "lower" else 1
+        sign = -1 if self.quantity(first).better == "lower" else 1
         needed = self.removal if first == OVERALL.name else [first]
 
         def key(line: Line) -> tuple[bool, bool, float]:
