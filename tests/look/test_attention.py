@@ -90,7 +90,9 @@ def test_it_is_what_torchvision_needs_weights_for() -> None:
 # -- windows, reduced keys ----------------------------------------------------------------------------
 
 
-def windows_by_hand(a: Tensor, grid: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> Tensor:
+def windows_by_hand(
+    a: Tensor, grid: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]
+) -> Tensor:
     """(B, heads, N, N) from attention in windows (B·windows, heads, s, s), token by token.
 
     Padding follows the grid below and on the right; a shifted grid is rolled by -shift after it (torchvision
@@ -148,23 +150,32 @@ def test_windows_of_timm_are_mapped_back_to_the_image(name: str) -> None:
     assert shifted
 
 
-@pytest.mark.parametrize("kind", ["Swin", "Swinv2"])
+@pytest.mark.parametrize("kind", ["SwinForImageClassification (eager)", "Swinv2ForImageClassification"])
 def test_windows_of_transformers(kind: str) -> None:
     model = zoo.transformers_hierarchical(kind)[0].eval()
-    model.set_attn_implementation("eager")
     images = images_of(model)
     a = sg.attention(model, images)
-    blocks = [block for stage in model.base_model.encoder.layers for block in stage.blocks]
     with torch.no_grad():
         x = sg.adapt(model).embed(images)
         for layer, block in enumerate(sg.adapt(model).blocks):
             last = a.tokens_of(layer)[-1]
             grid = (last[0] + 1, last[1] + 1)
             windows = block.module(x, grid, output_attentions=True)[-1]
-            one = blocks[layer]
-            expected = windows_by_hand(windows, grid, pair(one.window_size), pair(one.shift_size))
-            same(a[layer], expected)
+            window, shift = pair(block.module.window_size), pair(block.module.shift_size)
+            same(a[layer], windows_by_hand(windows, grid, window, shift))
             x = block(x)
+
+
+@pytest.mark.parametrize("kind", ["PvtForImageClassification", "PvtV2ForImageClassification"])
+def test_reduced_keys_of_transformers(kind: str) -> None:
+    model = zoo.transformers_hierarchical(kind)[0].eval()
+    images = images_of(model)
+    a = sg.attention(model, images)
+    found = transformers_attention(model, images)  # PVT v2 has a tuple for each stage
+    flat = [a for stage in found for a in (stage if isinstance(stage, tuple) else (stage,))]
+    for layer, expected in enumerate(flat):
+        same(a[layer], expected)
+    assert ("class" in a.tokens) == (kind == "PvtForImageClassification") and "class" not in a.tokens_of(0)
 
 
 @pytest.mark.parametrize("name", ["swin_t", "swin_v2_t"])
@@ -421,7 +432,9 @@ def test_one_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     a = sg.attention(*model_and_images("class"))
     ran = []
     run = look.Attention._run
-    monkeypatch.setattr(look.Attention, "_run", lambda self, layer, *rest: ran.append(layer) or run(self, layer, *rest))
+    monkeypatch.setattr(
+        look.Attention, "_run", lambda self, layer, *rest: ran.append(layer) or run(self, layer, *rest)
+    )
     a[1, 0], a.map(2)
     assert ran == [1, 2]
 
@@ -450,9 +463,11 @@ def test_figures_and_files(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> No
     loaded = sg.load_model("embedded")
     photo = Image.effect_noise((40, 30), 80).convert("RGB")
     a = sg.attention(loaded, photo)
-    legends = []
+    legends: list[Any] = []
     words = look.tile.__globals__["legend_words"]
-    monkeypatch.setitem(look.tile.__globals__, "legend_words", lambda *k: legends.append(words(*k)) or words(*k))
+    monkeypatch.setitem(
+        look.tile.__globals__, "legend_words", lambda *k: legends.append(words(*k)) or words(*k)
+    )
     grid, layer, large = a.figure(), a.figure(layer=-1), a.figure(layer=-1, head=2)
     assert large.height > grid.height > layer.height and grid.width < layer.width
     assert all("attention" in text[0][1] and "evidence" not in text[0][1] for text in legends)

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from steadygaze import __version__
-from steadygaze.cli import compare, explain, lists, results, serve, stress, train, verify
+from steadygaze.cli import compare, explain, lists, look, results, serve, stress, train, verify
 from steadygaze.cli.options import HelpfulCommand, HelpfulGroup
 from steadygaze.errors import SteadygazeError
 
@@ -141,6 +141,7 @@ def _add(command: Callable[..., None], group: str, name: str | None = None, **se
 
 
 _add(explain.explain, EXPLAIN)
+_add(look.attention, EXPLAIN)
 _add(explain.demo, EXPLAIN)
 _add(serve.serve, EXPLAIN, "app")
 _add(verify.verify, MEASURE)

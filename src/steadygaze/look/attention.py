@@ -668,7 +668,9 @@ class Attention:
     def _overview(self, query: Query | None, image: int) -> Image.Image:
         """A thumbnail of every head; layers from top to bottom."""
         rows: list[tuple[int, list[Image.Image]]] = []
-        below = None if self.shown is None else self.shown[image].resize((2 * THUMBNAIL, 2 * THUMBNAIL))
+        below = None if self.shown is None else self.shown[image].copy()
+        if below is not None:
+            below.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
         for layer, a in self._each():
             row = a[image, :, self._rows(layer, query)].mean(1).detach()
             maps = self._on_grid(layer, row)

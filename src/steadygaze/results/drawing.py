@@ -198,7 +198,7 @@ LEGEND_GAP = 9  # pixels between the color bar and a word
 def legend_words(kind: str, noun: str) -> tuple[tuple[str, str], ...]:
     """The words at both ends of a color bar, from the longest to none."""
     if kind == "attention":
-        return ("least attention", "most attention"), ("least", "most"), ("", "")
+        return ("least attention", "most attention"), ("", "attention"), ("", "")
     if kind == "signed":
         if not noun:
             return ("negative", "positive"), ("", "")

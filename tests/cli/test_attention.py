@@ -1,0 +1,72 @@
+"""`steadygaze attention`: files for each image, and errors that name what exists."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from steadygaze.cli import app
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    for file in (folder / "cat.png", folder / "more" / "cat.png"):
+        Image.effect_noise((40, 40), 90).convert("RGB").save(file)
+    return folder
+
+
+def attention(*words: Any) -> Any:
+    return CliRunner().invoke(app, ["attention", *map(str, words), "-m", "embedded", "--device", "cpu"])
+
+
+def test_files_of_each_image(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = attention(photos, "--layer", -1, "--heads", "all", "--query", "class", "--gif", "-o", out)
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in out.iterdir() if path.suffix == ".png") == [
+        "cat-1.attention.png",
+        "cat.attention.png",
+    ]
+    with np.load(out / "cat.attention.npz") as arrays:
+        assert arrays["maps"].shape == (1, 1, 4, 8, 8) and arrays["layers"].tolist() == [5]
+    with Image.open(out / "cat.attention.gif") as gif:
+        assert gif.n_frames == 6
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--layer", "all"), ("--layer", "2", "--heads", "0,3"), ("--heads", "max", "--query", "3,4")],
+)
+def test_layers_heads_and_queries(words: tuple[str, ...], photos: Path, tmp_path: Path) -> None:
+    result = attention(photos / "cat.png", *words, "-o", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "cat.attention.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--layer", "6"), "0..5"),
+        (("--layer", "last"), "--layer"),
+        (("--heads", "4", "--layer", "0"), "0..3"),
+        (("--heads", "some"), "--heads"),
+        (("--query", "register 0"), "'class'"),
+        (("--query", "8,0"), "0..7"),
+        (("--layer", "all", "--heads", "2"), "layer"),
+    ],
+)
+def test_what_does_not_exist(words: tuple[str, ...], named: str, photos: Path, tmp_path: Path) -> None:
+    result = attention(photos / "cat.png", *words, "-o", tmp_path / "out")
+    assert result.exit_code == 2 and named in result.output
+
+
+def test_unreadable_files_are_listed(photos: Path, tmp_path: Path) -> None:
+    (photos / "broken.png").write_bytes(b"no image")
+    result = attention(photos, "-o", tmp_path / "out")
+    assert result.exit_code == 1 and "broken.png" in result.output
+    assert (tmp_path / "out" / "cat.attention.png").exists()
