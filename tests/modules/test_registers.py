@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import steadygaze as sg
 from helpers.inserted import MODELS, images_of, plain
@@ -234,3 +234,25 @@ def test_neurons_that_the_model_does_not_have(neurons):
 def test_a_pair_of_one_layer_twice_is_one_neuron():
     with pytest.raises(InputError, match="once"):
         insert(tiny(), registers=Registers([(2, 1), (-1, 1)]))
+
+
+class Outer(nn.Module):
+    """A model around a ViT, which pools its tokens itself."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.backbone, self.fc = tiny(kind), nn.Linear(24, 4).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.backbone.forward_features(2 * x - 0.1).mean(1).tanh())
+
+
+@pytest.mark.parametrize("kind", ["class", "pre_norm"])
+def test_in_a_model_around_a_vit(kind):
+    model = Outer(kind).eval()
+    better = insert(model, registers=Registers(NEURONS))
+    x = images(model.backbone)
+    assert torch.allclose(sg.adapt(better)(x), better(x), atol=1e-12)
+    assert not torch.allclose(better(x), model(x), rtol=1e-3)
+    again = restore(model, better.state_dict())
+    assert torch.equal(again(x), better(x))

@@ -137,6 +137,7 @@ class RegisterNeurons(Inserted):
     """
 
     any_tokens = True
+    index: Tensor
 
     def __init__(self, neurons: Sequence[int], *, count: int, maximum: Maximum, prefix: int) -> None:
         spec = {"module": "RegisterNeurons", "neurons": list(neurons), "count": count, "maximum": maximum}
@@ -145,7 +146,7 @@ class RegisterNeurons(Inserted):
         self.register_buffer("index", torch.tensor(list(neurons), dtype=torch.long), persistent=False)
 
     def forward(self, hidden: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
-        index = self.index.to(hidden.device)  # type: ignore[operator, union-attr]
+        index = self.index.to(hidden.device)
         activations = hidden[..., index]
         over = activations.flatten(1)[..., None] if self.maximum == "layer" else activations
         high, low = over.max(1).values, over.min(1).values

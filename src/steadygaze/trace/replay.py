@@ -245,7 +245,7 @@ def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
     """Score of every token of x^layer: Σ_c ∂T/∂y_c · (its share of logit c), biases shared out by `rule`."""
     vit, weights = trace.vit, trace.grad(trace.logits)
     if vit.plan.mixed or not vit.plan.global_attention:
-        why = "convolutions, TAP or CB mix them" if vit.plan.mixed else "its grids change"
+        why = "convolutions, TAP, CB or registers mix them" if vit.plan.mixed else "its grids change"
         raise MethodUnavailableError(
             f"biases cannot be distributed over the tokens of a {vit.plan.kind}: {why}"
         )
