@@ -12,6 +12,7 @@ from steadygaze.cli import app
 
 PUBLIC = (
     "adapt ViT load_model LoadedModel Preprocess explain ask Region Detection zero_shot method "
+    "similar_to component feature_norm "
     "Attribution Attributions verify stress train Rows Progress "
     "register_method register_adapter register_metric register_suite register_loss "
     "list_methods list_models list_adapters list_metrics list_suites list_losses "
