@@ -271,9 +271,30 @@ def test_transformers_folder(folder, photo):
 
 def test_transformers_folder_without_a_head(folder):
     transformers = pytest.importorskip("transformers")
-    transformers.ViTModel(transformers.ViTConfig.from_pretrained(folder)).save_pretrained(folder)
-    with pytest.raises(CheckpointError, match="classifier"):
-        load_model(str(folder))
+    config = transformers.ViTConfig.from_pretrained(folder)
+    for pooler in (True, False):  # a file without a pooler is not filled with a random one
+        saved = transformers.ViTModel(config, add_pooling_layer=pooler)
+        saved.save_pretrained(folder)
+        loaded = load_model(str(folder))
+        assert same(loaded.model, saved) and loaded.class_names is None
+        assert (loaded.model.pooler is not None) == pooler
+
+
+def test_transformers_folder_with_the_head_of_its_pretraining(folder):
+    """An encoder of a masked autoencoder is loaded without its decoder."""
+    transformers = pytest.importorskip("transformers")
+    sizes = transformers.ViTConfig.from_pretrained(folder).to_dict()
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size")
+    small = {f"decoder_{name}": 8 for name in ("hidden_size", "intermediate_size")}
+    config = transformers.ViTMAEConfig(
+        **{name: sizes[name] for name in names},
+        **small,
+        decoder_num_hidden_layers=1,
+        decoder_num_attention_heads=1,
+    )
+    saved = transformers.ViTMAEForPreTraining(config)
+    saved.save_pretrained(folder)
+    assert same(load_model(str(folder)).model, saved.vit)
 
 
 def test_transformers_with_a_checkpoint(folder, tmp_path):

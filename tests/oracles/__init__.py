@@ -11,7 +11,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from . import attention, cam, contrastive, decompx, gaze, gradient, lrp, mixing
+from . import attention, cam, contrastive, decompx, gaze, gradient, lrp, mixing, tokens
 
 METHODS_HOME: dict[str, ModuleType] = {
     name: home
@@ -28,6 +28,7 @@ METHODS_HOME: dict[str, ModuleType] = {
         (decompx, "decompx"),
         (contrastive, "legrad grad_eclip"),
         (gaze, "gaze gaze_removal"),
+        (tokens, "norms pca"),
     )
     for name in names.split()
 }

@@ -440,7 +440,6 @@ def _plain_vit(**options: Any) -> nn.Module:
             ),
             "no pooled head",
         ),
-        (lambda: model_of("ViTForImageClassification (sdpa)").vit, "ViTModel has no classifier"),
     ],
 )
 def test_models_that_cannot_be_viewed(make: Any, says: str) -> None:
