@@ -303,4 +303,7 @@ def test_all_uploads_together_are_bounded(loaded: LoadedModel) -> None:
         assert not paths[0].exists() and paths[-1].exists()
         stored = sum(file.stat().st_size for file in paths[-1].parents[1].rglob("*") if file.is_file())
         assert stored <= 3_500_000
-        assert visitor.explain(visitor.upload(IMAGE_FILE), "ixg").error is None
+        answer = visitor.explain(visitor.upload(IMAGE_FILE), "ixg")
+        assert answer.error is None
+        shown = answer.data[1][0]["image"]["path"]
+        assert visitor.http.get(f"file={shown}").status_code == 200

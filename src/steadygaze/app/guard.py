@@ -8,7 +8,7 @@
 | with too large a body | 413, while it arrives |
 | an upload while too many others arrive | 503 |
 
-Uploads are stored in a folder of their own. Before a request is served, the oldest uploads and results are
+Uploads and results are stored in a folder of the page. Before a request is served, the oldest of them are
 deleted until all files together are within `Limits.max_stored_mb`.
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,6 +38,7 @@ from steadygaze.app.limits import Limits
 
 LOCAL_HOSTS = ["localhost", "127.0.0.1", "[::1]"]
 REQUEST_BYTES = 1_000_000  # of a request, besides an uploaded file
+FOLDER = "GRADIO_TEMP_DIR"  # the environment variable by which gradio finds its folder
 MAX_FILES = 2_000  # that are stored
 
 
@@ -107,23 +108,24 @@ class Storage:
 
     Args:
         keep (float): seconds after which a file is deleted in any case.
+        folder (TemporaryDirectory): of `own_folder`.
     """
 
-    def __init__(self, app: ASGIApp, blocks: gr.Blocks, limits: Limits, keep: float) -> None:
-        self.app, self.blocks, self.limits, self.keep = app, blocks, limits, keep
-        above = Path(get_upload_folder())  # gradio reads files below this folder only
-        above.mkdir(parents=True, exist_ok=True)
-        self.folder = TemporaryDirectory(prefix="uploads-", dir=above, ignore_cleanup_errors=True)
+    def __init__(
+        self, app: ASGIApp, blocks: gr.Blocks, limits: Limits, keep: float, folder: TemporaryDirectory[str]
+    ) -> None:
+        self.app, self.blocks, self.limits, self.keep, self.folder = app, blocks, limits, keep, folder
         self.arriving = 0  # bytes that the uploads of this moment may have
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope["app"].uploaded_file_dir = self.folder.name
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
         size = 0
         if scope["path"].rstrip("/").endswith("/upload"):
             size = self.limits.max_upload_bytes + REQUEST_BYTES
-            scope["app"].uploaded_file_dir = self.folder.name
         if size and self.arriving + size > max(self.limits.max_stored_bytes, size):
             response = PlainTextResponse("too many uploads at the same time: try again", 503)
             await response(scope, receive, send)
@@ -142,8 +144,7 @@ class Storage:
             for component in self.blocks.blocks.values()
             for file in getattr(component, "keep_in_cache", ())
         }
-        names = {str(file) for files in self.blocks.temp_file_sets for file in list(files)} - kept
-        names |= {entry.path for entry in _files_below(self.folder.name)}
+        names = {entry.path for entry in _files_below(self.folder.name)} - kept
         files = []
         for name in names:
             with suppress(OSError):
@@ -176,12 +177,32 @@ async def unknown_function(request: Request, error: Exception) -> Response:
     return PlainTextResponse(f"the page has no such function: {str(error)[:200]}", 404)
 
 
-def guard(blocks: gr.Blocks, limits: Limits, css: str, keep: float) -> None:
+@contextmanager
+def own_folder() -> Iterator[TemporaryDirectory[str]]:
+    """A folder for the files of the page that is built in this context, below that of gradio, which may hold
+    the files of other pages.
+    """
+    above = Path(get_upload_folder())  # gradio accepts files below this folder only
+    above.mkdir(parents=True, exist_ok=True)
+    folder = TemporaryDirectory(prefix="page-", dir=above, ignore_cleanup_errors=True)
+    before = os.environ.get(FOLDER)
+    os.environ[FOLDER] = folder.name  # components read it when they are made
+    try:
+        yield folder
+    finally:
+        if before is None:
+            del os.environ[FOLDER]
+        else:
+            os.environ[FOLDER] = before
+
+
+def guard(blocks: gr.Blocks, limits: Limits, css: str, keep: float, folder: TemporaryDirectory[str]) -> None:
     """Let `blocks.launch()` serve the page within its limits, and refuse to download images.
 
     Args:
         css: Of the page.
         keep: Seconds after which files are deleted.
+        folder: Of `own_folder`.
     """
     launch, preprocess_data = blocks.launch, blocks.preprocess_data
 
@@ -189,7 +210,7 @@ def guard(blocks: gr.Blocks, limits: Limits, css: str, keep: float) -> None:
         middleware = [
             Middleware(OwnOrigin),
             Middleware(BodyLimit, max_bytes=limits.max_upload_bytes + REQUEST_BYTES),
-            Middleware(Storage, blocks=blocks, limits=limits, keep=keep),
+            Middleware(Storage, blocks=blocks, limits=limits, keep=keep, folder=folder),
         ]
         if not (options.get("server_name") or os.environ.get("GRADIO_SERVER_NAME")):
             middleware.append(Middleware(LocalHosts, blocks=blocks))

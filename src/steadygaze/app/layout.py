@@ -26,7 +26,7 @@ from gradio.context import LocalContext
 from PIL import Image, ImageDraw
 
 from steadygaze.app.board import NOTHING, panes, patch_board, removed_patches
-from steadygaze.app.guard import guard
+from steadygaze.app.guard import guard, own_folder
 from steadygaze.app.limits import CallStoppedError, Limits, StopWatch
 from steadygaze.app.viewer import RANDOM, Viewer
 from steadygaze.errors import InputError, SteadygazeError
@@ -384,6 +384,13 @@ TEXTS = {
 
 def build_page(viewer: Viewer) -> gr.Blocks:
     """The page of this viewer."""
+    with own_folder() as folder:
+        blocks = _arranged(viewer)
+    guard(blocks, viewer.limits, CSS, KEEP_FILES, folder)
+    return blocks
+
+
+def _arranged(viewer: Viewer) -> gr.Blocks:
     asks, points = needs_prompts(viewer), needs_point(viewer)
     model = viewer
     if asks or points:
@@ -537,7 +544,6 @@ def build_page(viewer: Viewer) -> gr.Blocks:
         signed.change(
             lambda shown: [legend(bool(shown), noun)] * len(legends), signed, legends, api_name=False
         )
-    guard(blocks, viewer.limits, CSS, KEEP_FILES)
     return blocks
 
 
