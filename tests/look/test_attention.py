@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from benchmarks import zoo
-from benchmarks.vision_language import ANSWER, GENERATIVE, PROMPT, photograph
+from benchmarks.vision_language import ANSWER, GENERATIVE, PROMPT, QUESTION, photograph, vilt
 from helpers.tiny_models import HIERARCHICAL, PLAIN, images_of
 from oracles.models import random_images, tiny
 from steadygaze.errors import InputError, MemoryUseWarning, MethodUnavailableError
 from steadygaze.look import attention as look
 from steadygaze.questions.generation import answer_model
+from steadygaze.questions.vqa import visual_question
 from steadygaze.robustness.attention import attention_measures
 
 
@@ -269,6 +270,16 @@ def test_a_text_token_attends_to_image_patches(kind: str) -> None:
     same(a.map(0, 0).flatten(1), expected)
 
 
+def test_a_question_s_words_are_tokens() -> None:
+    model, tokenizer = vilt()
+    question = visual_question(model, QUESTION, tokenizer)
+    images = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    a = sg.attention(question, images)
+    names = a.tokens[: -a.grid[0] * a.grid[1]]
+    assert names == (*question.pieces, "class") and a.query == "answer"
+    assert a.map(0, 0, query=question.pieces[1]).shape == (1, *a.grid)
+
+
 # -- reading ------------------------------------------------------------------------------------------
 
 
@@ -483,6 +494,7 @@ def test_figures_and_files(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert a._repr_png_().startswith(b"\x89PNG") and "attention" in a._repr_html_()
 
 
+@pytest.mark.full
 def test_figures_of_layers_that_differ() -> None:
     for kind in HIERARCHICAL:
         model = HIERARCHICAL[kind]().eval()

@@ -90,7 +90,8 @@ def run(request: AttentionOptions) -> int:
     with live.status(f"loading {escape(request.model)}") if live.is_terminal else nullcontext():
         loaded = request.load(request.device)
     request.out.mkdir(parents=True, exist_ok=True)
-    unreadable, taken = [], set()
+    unreadable: list[str] = []
+    taken: set[str] = set()
     for file in files:
         try:
             seen = read_attention(loaded, file)
@@ -104,7 +105,7 @@ def run(request: AttentionOptions) -> int:
         if query != "pool":
             written.append(seen.save(request.out / f"{name}.attention.npz", layer, query=query))
         if request.gif:
-            joined = heads if isinstance(heads, int) or heads in ("mean", "max", "min") else "mean"
+            joined: Any = heads if isinstance(heads, int) or heads in ("mean", "max", "min") else "mean"
             written.append(seen.animate(request.out / f"{name}.attention.gif", joined, query))
         print_line(console, f"{file.name}: {', '.join(str(path) for path in written)}")
     for message in unreadable:
