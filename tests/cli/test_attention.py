@@ -1,4 +1,4 @@
-"""`steadygaze attention`: files for each image, and errors that name what exists."""
+"""`steadygaze attention` and `steadygaze features`: their files, and errors that name what exists."""
 
 from pathlib import Path
 from typing import Any
@@ -70,3 +70,23 @@ def test_unreadable_files_are_listed(photos: Path, tmp_path: Path) -> None:
     result = attention(photos, "-o", tmp_path / "out")
     assert result.exit_code == 1 and "broken.png" in result.output
     assert (tmp_path / "out" / "cat.attention.png").exists()
+
+
+def features(*words: Any) -> Any:
+    return CliRunner().invoke(app, ["features", *map(str, words), "-m", "embedded", "--device", "cpu"])
+
+
+@pytest.mark.parametrize("words", [[], ["--point", "3,4"], ["--layer", 2, "--part", "keys"]])
+def test_features_of_all_images_are_one_figure(photos, tmp_path, words):
+    result = features(photos / "cat.png", *words, "-o", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert Image.open(tmp_path / "features.png").width > 400
+    with np.load(tmp_path / "features.npz") as arrays:
+        assert arrays["values"].shape[:3] == (1, 8, 8) and arrays["names"].tolist() == ["cat"]
+
+
+@pytest.mark.parametrize("words", [["--point", "3"], ["--point", "9,9"], ["--layer", 6], ["--part", "heads"]])
+def test_what_has_no_features_is_named(photos, tmp_path, words):
+    result = features(photos / "cat.png", *words, "-o", tmp_path / "out")
+    assert result.exit_code == 2 and words[0].strip("-") in result.output
+    assert not (tmp_path / "out").exists()

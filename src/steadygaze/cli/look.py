@@ -1,4 +1,4 @@
-"""`steadygaze attention`: image files in; figures, maps and animations of attention out."""
+"""`steadygaze attention` and `steadygaze features`: image files in; figures and numbers out."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from steadygaze.cli import options
 from steadygaze.cli.options import DATA, METHODS, OUTPUT, declare, declare_out, takes
 from steadygaze.cli.output import print_line, stderr, stdout
 from steadygaze.errors import ImageError, InputError
+from steadygaze.files import write_png
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +112,74 @@ def run(request: AttentionOptions) -> int:
     for message in unreadable:
         print_line(console, f"not read: {message}", "red")
     return 1 if unreadable else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureOptions(options.ModelOptions):
+    """The images and the options of `steadygaze features`."""
+
+    images: Sequence[str]
+    layer: Annotated[
+        int,
+        declare(METHODS, "Layer, counted from 0, or from the end with -1, -2, ...", "--layer", metavar="N"),
+    ] = -1
+    part: Annotated[
+        str, declare(METHODS, "tokens, keys, queries or values of the layer.", "--part", metavar="PART")
+    ] = "tokens"
+    point: Annotated[
+        str | None,
+        declare(
+            METHODS,
+            "Patch of the first image, ROW,COLUMN: draw how similar every patch is to it, in place of "
+            "principal components.",
+            "--point",
+            metavar="ROW,COLUMN",
+            show_default=False,
+        ),
+    ] = None
+    foreground: Annotated[
+        bool,
+        declare(METHODS, "Components of the foreground only, as in DINOv2's figure.", "--foreground"),
+    ] = False
+    limit: Annotated[
+        int | None, declare(DATA, "Use at most N images.", "--limit", "-n", metavar="N", min=1)
+    ] = None
+    device: options.Device = "auto"
+    out: Annotated[Path, declare_out("FOLDER", "Output folder.")] = Path("steadygaze-features")
+
+
+@takes(FeatureOptions)
+def features(
+    images: Annotated[list[str], typer.Argument(help="Image files, or folders of images.")],
+    **values: Any,
+) -> None:
+    """Show the features of the patches: principal components, or similarity to one patch.
+
+    All images are read together: equal colors are equal features across images. Writes features.png and
+    features.npz (the numbers).
+
+    Example: steadygaze features cat.jpg dog.jpg -m deit_tiny_patch16_224 -o out
+    Example: steadygaze features photos -m deit_tiny_patch16_224 --point 6,7 -o out
+    """
+    request = FeatureOptions(images=images, **values)
+    from rich.markup import escape
+
+    from steadygaze.data.images import find_images
+    from steadygaze.look.features import features as read_features
+
+    point = parse_query(request.point)
+    if point is not None and not isinstance(point, tuple):
+        raise InputError(f"expected ROW,COLUMN such as 6,7, got {request.point!r}", option="point")
+    files = find_images(request.images)[: request.limit]
+    live = stderr()
+    with live.status(f"loading {escape(request.model)}") if live.is_terminal else nullcontext():
+        loaded = request.load(request.device)
+    seen = read_features(loaded, files, request.layer, request.part)  # type: ignore[arg-type]
+    kind = "pca" if point is None else "similarity"
+    figure = seen.figure(kind, point=point, foreground=request.foreground)  # type: ignore[arg-type]
+    request.out.mkdir(parents=True, exist_ok=True)
+    written = [write_png(request.out / "features.png", figure), seen.save(request.out / "features.npz")]
+    print_line(stdout(), ", ".join(str(path) for path in written))
 
 
 def parse_layer(text: str) -> int | None:

@@ -16,7 +16,6 @@ Formulas: docs/equations.md#attention-rollout-discard, docs/equations.md#attenti
 from __future__ import annotations
 
 import math
-import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,13 +28,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from jaxtyping import Float
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import Tensor, nn
 
 from steadygaze.errors import InputError, MemoryUseWarning, MethodUnavailableError
 from steadygaze.files import write_atomic, write_npz, write_png
 from steadygaze.loading.inputs import prepare_inputs
 from steadygaze.look.arrangement import Arrangement, arrange
+from steadygaze.look.drawing import checked_index, draw_frame, index_range
 from steadygaze.look.measures import TOP, distance, distances, entropy, overfocus
 from steadygaze.notebook import Listing, figure, to_png
 from steadygaze.results.attribution import resized
@@ -333,7 +333,7 @@ class Attention:
     # -- reading ---------------------------------------------------------------------------------
 
     def _layer(self, layer: Any) -> int:
-        return _index("layer", layer, len(self))
+        return checked_index("layer", layer, len(self))
 
     def __iter__(self) -> Iterator[Float[Tensor, "b heads n k"]]:
         """The attention of each layer in turn."""
@@ -347,14 +347,14 @@ class Attention:
         layers, heads = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
         if isinstance(layers, str):
             if layers != "pool":
-                raise InputError(f"layer: expected {_range(len(self))} or 'pool', got {layers!r}")
+                raise InputError(f"layer: expected {index_range(len(self))} or 'pool', got {layers!r}")
             return self._heads(self._pool(), heads)
         if not isinstance(layers, slice):
             ((_, a),) = self._matrices([self._layer(layers)])
             return self._heads(a, heads)
         chosen = range(len(self))[layers]
         if not chosen:
-            raise InputError(f"layer: expected layers of {_range(len(self))}, got none by {layers}")
+            raise InputError(f"layer: expected layers of {index_range(len(self))}, got none by {layers}")
         found = {layer: self._heads(a, heads) for layer, a in self._matrices(sorted(chosen), together=True)}
         if len({a.shape for a in found.values()}) > 1:
             raise InputError(
@@ -366,8 +366,8 @@ class Attention:
         if isinstance(heads, slice):
             return a[:, heads]
         if isinstance(heads, list | tuple):
-            return a[:, [_index("head", head, a.shape[1]) for head in heads]]
-        return a[:, _index("head", heads, a.shape[1])]
+            return a[:, [checked_index("head", head, a.shape[1]) for head in heads]]
+        return a[:, checked_index("head", heads, a.shape[1])]
 
     def map(self, layer: int = -1, head: Heads = "mean", query: Query | None = None) -> Tensor:
         """How much a query takes from each patch, on the layer's grid; sums to 1 with the prefix tokens.
@@ -399,7 +399,7 @@ class Attention:
         if isinstance(head, str):
             if head not in FUSIONS:
                 raise InputError(
-                    f"head: expected {_range(row.shape[1])}, a list of heads, or 'mean', 'max' or 'min', "
+                    f"head: expected {index_range(row.shape[1])}, a list of heads, 'mean', 'max' or 'min', "
                     f"got {head!r}"
                 )
             return FUSIONS[head](row)
@@ -425,7 +425,7 @@ class Attention:
             if len(query) != 2:
                 raise InputError(f"query: expected (row, column) of a patch, got {query!r}")
             row, column = (
-                _index(f"query: {name}", at, size)
+                checked_index(f"query: {name}", at, size)
                 for name, at, size in zip(("row", "column"), query, (rows, columns), strict=True)
             )
             return [found.prefix + row * columns + column]
@@ -436,7 +436,7 @@ class Attention:
             if same:
                 raise InputError(f"query: token {query!r} stands at {same}; give one of these numbers")
             raise InputError(f"query: there is no token {query!r}; there are {self._queries(layer)}")
-        return [_index("query: token", query, len(tokens))]
+        return [checked_index("query: token", query, len(tokens))]
 
     def _queries(self, layer: int) -> str:
         """What can be a query, in words."""
@@ -558,7 +558,7 @@ class Attention:
         mode: str = "bicubic",
     ) -> Image.Image:
         """One map over its image, as large as the image; a query patch is framed."""
-        image = _index("image", image, len(self.images))
+        image = checked_index("image", image, len(self.images))
         if isinstance(head, list | tuple):
             raise InputError(f"head: expected one head, or 'mean', 'max' or 'min', got {head!r}")
         values = self.map(layer, head, query)[image]
@@ -587,19 +587,7 @@ class Attention:
         (token,) = self._rows(layer, query)
         if token < found.prefix:
             return drawn
-        row, column = divmod(token - found.prefix, found.grid[1])
-        down, across = drawn.height / found.grid[0], drawn.width / found.grid[1]
-        box = [round(column * across), round(row * down)]
-        box += [
-            max(box[0] + 2, round((column + 1) * across) - 1),
-            max(box[1] + 2, round((row + 1) * down) - 1),
-        ]
-        pen = ImageDraw.Draw(drawn)
-        width = max(1, drawn.width // 150)
-        pen.rectangle(
-            [box[0] - width, box[1] - width, box[2] + width, box[3] + width], None, "#000000", width
-        )
-        pen.rectangle(box, None, "#ffffff", width)
+        draw_frame(drawn, found.grid, divmod(token - found.prefix, found.grid[1]))
         return drawn
 
     def figure(
@@ -624,19 +612,19 @@ class Attention:
             >>> a.figure(layer=-1, head=2, query=(3, 4)).mode
             'RGB'
         """
-        image = _index("image", image, len(self.images))
+        image = checked_index("image", image, len(self.images))
         if layer is None and query == "pool":
             layer = -1
         if layer is None:
             if head not in (None, "all"):
-                raise InputError(f"layer: expected {_range(len(self))} beside head={head!r}, got none")
+                raise InputError(f"layer: expected {index_range(len(self))} beside head={head!r}, got none")
             return self._overview(query, image)
         number = self._layer(layer)
         title = f"layer {number}, query {self._query(number) if query is None else query}"
         if head is None or head == "all" or isinstance(head, list | tuple):
             return self._side_by_side(number, None if isinstance(head, str) else head, query, image, title)
         drawn = self.overlay(number, head, query, image=image)
-        name = head if isinstance(head, str) else _index("head", head, self.heads(number))
+        name = head if isinstance(head, str) else checked_index("head", head, self.heads(number))
         return tile(
             [Row([drawn], title)],
             [f"head {name}" if isinstance(name, int) else f"{name} of heads"],
@@ -695,7 +683,7 @@ class Attention:
         path = Path(path)
         if path.suffix.lower() != ".gif":
             raise InputError(f"expected a file name that ends in .gif, got {path.name!r}")
-        image = _index("image", image, len(self.images))
+        image = checked_index("image", image, len(self.images))
         below = self._image(image)
         frames = []
         for layer, a in self._each():
@@ -844,21 +832,6 @@ def _text(vit: ViT) -> tuple[str, ...] | None:
         if isinstance(tokens, tuple):
             return tokens
     return None
-
-
-def _range(count: int) -> str:
-    return f"0..{count - 1}, or -{count}..-1 from the end"
-
-
-def _index(name: str, value: Any, count: int) -> int:
-    """A whole number from -count to count - 1 as one of 0..count - 1; else an error that says what exists."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise InputError(f"{name}: expected {_range(count)}, got {value!r}") from None
-    if not -count <= number < count:
-        raise InputError(f"{name}: expected {_range(count)}, got {number}")
-    return number % count
 
 
 @contextmanager

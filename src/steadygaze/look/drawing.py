@@ -1,9 +1,11 @@
-"""Maps and marks over images, for what is looked at rather than explained."""
+"""Maps and marks over images, for what is looked at rather than explained; and checks of layers and heads."""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +13,11 @@ from jaxtyping import Float
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from steadygaze.errors import InputError
 from steadygaze.results.attribution import resized
 from steadygaze.results.drawing import INK, PAPER, QUIET, paint, robust_scale
 
 IMAGE_SUFFIXES = (".png",)
-MARK = "#ffffff"  # frame around a query patch, inside a dark one
 
 
 def cell_image(
@@ -36,13 +38,20 @@ def cell_image(
         how = Image.Resampling.NEAREST if enlarge else Image.Resampling.LANCZOS
         drawn = image.convert("RGB").resize((cell, height), how)
     if mark is not None:
-        row, column = mark[0] % grid[0], mark[1] % grid[1]
-        high, wide = drawn.height / grid[0], drawn.width / grid[1]
-        box = (column * wide, row * high, (column + 1) * wide, (row + 1) * high)
-        pen = ImageDraw.Draw(drawn)
-        pen.rectangle([box[0] - 2, box[1] - 2, box[2] + 1, box[3] + 1], outline="#1b1b1f", width=2)
-        pen.rectangle([box[0], box[1], box[2] - 1, box[3] - 1], outline=MARK, width=2)
+        draw_frame(drawn, grid, (mark[0] % grid[0], mark[1] % grid[1]))
     return drawn
+
+
+def draw_frame(image: Image.Image, grid: tuple[int, int], patch: tuple[int, int]) -> None:
+    """Draw a frame around one patch, white inside black, so that it is seen on every image."""
+    down, across = image.height / grid[0], image.width / grid[1]
+    left, top = round(patch[1] * across), round(patch[0] * down)
+    right = max(left + 2, round((patch[1] + 1) * across) - 1)
+    bottom = max(top + 2, round((patch[0] + 1) * down) - 1)
+    width = max(1, image.width // 150)
+    pen = ImageDraw.Draw(image)
+    pen.rectangle([left - width, top - width, right + width, bottom + width], None, "#000000", width)
+    pen.rectangle([left, top, right, bottom], None, "#ffffff", width)
 
 
 def overlay(
@@ -91,3 +100,19 @@ def matrix(
     largest = f"largest magnitude {float(numbers.abs().max()):.2f}"
     pen.text((margin, top + rows * cell + margin), largest, QUIET, font)
     return sheet
+
+
+def index_range(count: int) -> str:
+    """The numbers that count `count` things, in words."""
+    return f"0..{count - 1}, or -{count}..-1 from the end"
+
+
+def checked_index(name: str, value: Any, count: int) -> int:
+    """A whole number from -count to count - 1 as one of 0..count - 1; else an error that says what exists."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InputError(f"{name}: expected {index_range(count)}, got {value!r}") from None
+    if not -count <= number < count:
+        raise InputError(f"{name}: expected {index_range(count)}, got {number}")
+    return number % count

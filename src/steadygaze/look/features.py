@@ -12,7 +12,7 @@ Formulas: docs/equations.md#features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,7 +26,7 @@ from torch import Tensor
 from steadygaze.errors import InputError, MethodUnavailableError, UnknownNameError
 from steadygaze.files import write_npz, write_png
 from steadygaze.loading.inputs import prepare_inputs
-from steadygaze.look.drawing import IMAGE_SUFFIXES, cell_image, overlay
+from steadygaze.look.drawing import IMAGE_SUFFIXES, cell_image, checked_index, overlay
 from steadygaze.notebook import to_png
 from steadygaze.results.drawing import Row, robust_scale, tile
 from steadygaze.trace import Seam, Want
@@ -79,7 +79,7 @@ def features(
         raise UnknownNameError("part", part, PARTS)
     inputs = prepare_inputs(model, images, transform)
     vit = adapt(inputs.model)
-    layer = layer_index(layer, len(vit.blocks))
+    layer = checked_index("layer", layer, len(vit.blocks))
     if part != "tokens" and not vit.plan.global_attention:
         raise MethodUnavailableError(
             f"part={part!r}: a {vit.plan.kind} attends in windows or to reduced keys, so its {part} do not "
@@ -98,13 +98,6 @@ def features(
             x = _attention_part(vit, x, layer, part)
     patches = vit.patches(layer, x, layout)
     return Features(patches, x[:, : vit.prefix], part, inputs.shown, inputs.names)
-
-
-def layer_index(layer: int, depth: int) -> int:
-    """The number of a layer in 0..depth - 1; negative numbers count from the last one."""
-    if not isinstance(layer, int) or isinstance(layer, bool) or not -depth <= layer < depth:
-        raise InputError(f"layer: expected 0..{depth - 1}, or -{depth}..-1 from the last, got {layer!r}")
-    return layer % depth
 
 
 def final_norm(vit: ViT, x: Float[Tensor, "b n d"], layer: int) -> Float[Tensor, "b n d"]:
@@ -172,15 +165,11 @@ class Features:
             image: The image of the patch, counted from 0.
             point: Row and column of the patch; negative numbers count from the end.
         """
-        rows, columns = self.grid
-        if not -len(self) <= image < len(self):
-            raise InputError(f"image: expected 0..{len(self) - 1}, got {image!r}")
-        row, column = _pair(point)
-        if not (-rows <= row < rows and -columns <= column < columns):
-            raise InputError(
-                f"point: expected a row in 0..{rows - 1} and a column in 0..{columns - 1}, got {point!r}"
-            )
-        return torch.cosine_similarity(self.values, self.values[image, row, column], dim=-1)
+        if not isinstance(point, (tuple, list)) or len(point) != 2:
+            raise InputError(f"point: expected (row, column), got {point!r}")
+        at = checked_index("image", image, len(self))
+        row, column = (checked_index("point", i, size) for i, size in zip(point, self.grid, strict=True))
+        return torch.cosine_similarity(self.values, self.values[at, row, column], dim=-1)
 
     def pca(self, components: int = 3, *, foreground: bool = False) -> PCA:
         """Principal components over the patches of all images together.
@@ -354,11 +343,3 @@ def _foreground(first: Float[Tensor, " n"], images: int, grid: tuple[int, int]) 
     positive = first > 0
     shares = [float(at_border[side].double().mean()) if side.any() else 1.0 for side in (positive, ~positive)]
     return positive if shares[0] <= shares[1] else ~positive
-
-
-def _pair(point: Sequence[int]) -> tuple[int, int]:
-    try:
-        row, column = point
-        return int(row), int(column)
-    except (TypeError, ValueError):
-        raise InputError(f"point: expected (row, column), got {point!r}") from None
