@@ -341,6 +341,7 @@ def pixel_relevance(query: Query) -> Float[Tensor, "b c h w"]:
         with _Relevance():
             logits = query.vit.logits(tokens)
         outputs = logits.detach().requires_grad_()
+        assert query.target is not None  # its map depends on the class
         value = target_value(query.target, "logit", outputs)
         (start,) = torch.autograd.grad(value.sum(), outputs)  # one-hot
     return torch.autograd.grad(logits, pixels, start)[0]

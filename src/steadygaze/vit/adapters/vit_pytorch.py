@@ -49,14 +49,15 @@ def plan(model: Any) -> Plan:
         x = x.mean(dim=1) if averaged else x[:, 0]
         return x if model.mlp_head is None else model.mlp_head(model.to_latent(x))
 
-    def call(attend: nn.Module, feed: nn.Module, x: Tensor) -> Tensor:
+    def call(pair: Any, x: Tensor) -> Tensor:
+        attend, feed = pair
         x = attend(x) + x
         return feed(x) + x
 
     return Plan(
         embed=embed,
         blocks=[
-            {"module": b, "call": lambda x, layout, b=b: call(*b, x), "parts": _parts(*b)}
+            {"module": b, "call": lambda x, layout, b=b: call(b, x), "parts": _parts(*b)}
             for b in model.transformer.layers
         ],
         head=lambda x, layout: head(x),
@@ -74,7 +75,7 @@ def plan(model: Any) -> Plan:
 def _parts(attend: Any, feed: Any) -> Callable[[], Parts] | None:
     """Linear parts of a layer whose norms are inside attention and feed-forward."""
     output = getattr(attend, "to_out", None)
-    norms = getattr(attend, "norm", None), getattr(feed, "net", [None])[0]
+    norms: tuple[Any, Any] = getattr(attend, "norm", None), getattr(feed, "net", [None])[0]
     if not isinstance(output, nn.Sequential) or not all(isinstance(norm, nn.LayerNorm) for norm in norms):
         return None
 
