@@ -144,9 +144,8 @@ def run(weights: Path, data: Path, out: Path, figure: Path | None) -> pd.DataFra
 
 def draw(before: sg.Outliers, after: sg.Outliers) -> Image.Image:
     """Norms and attention of a few images, before and after."""
-    assert before.images is not None
     chosen = before.counts.argsort(descending=True, stable=True)[:4].tolist()
-    headings = ("image", "norms", "attention", "norms, register", "attention, register")
+    headings = ("norms", "attention", "norms, register", "attention, register")
     rows = []
     for i in chosen:
         highest = before.norms[i, before.layer].max()
@@ -158,7 +157,7 @@ def draw(before: sg.Outliers, after: sg.Outliers) -> Image.Image:
         ]
         cells = [paint(m.repeat_interleave(6, 0).repeat_interleave(6, 1).numpy(), None) for m in maps]
         counts = f"{int(before.counts[i])} outlier tokens, {int(after.counts[i])} with a register"
-        rows.append(Row([before.images[i].resize((222, 222)), *cells], before.names[i], counts))
+        rows.append(Row(cells, before.names[i], counts))
     return tile(rows, headings, cell=200)
 
 
