@@ -76,7 +76,7 @@ def measure(
     reference = out if before is None else before
     layer, mask = reference.layer, reference.mask
     norms = out.norms[:, layer].flatten(1)
-    masks = torch.stack([_mask(data / file) for file in files["mask"]])
+    masks = torch.stack([read_mask(data / file) for file in files["mask"]])
     last, late = out.attention[:, -1], out.attention[:, -4:].mean(1)
     located = localization(torch.stack([last, late]), masks, ["average_precision"])
     share = (out.attention * mask[:, None]).sum((2, 3))
@@ -99,7 +99,7 @@ def _list(values: object) -> object:
     return values.tolist() if isinstance(values, Tensor) else values
 
 
-def _mask(path: Path) -> Tensor:
+def read_mask(path: Path) -> Tensor:
     return torch.from_numpy(np.asarray(Image.open(path).convert("L")).copy())
 
 
