@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from torch import nn
 from typer.testing import CliRunner
 
 import steadygaze as sg
@@ -34,16 +35,37 @@ def test_a_path_that_does_not_exist(name):
         sg.load_model(name)
 
 
-def test_a_checkpoint_of_other_classes(tmp_path):
-    import timm
+@pytest.mark.parametrize("library", ["timm", "torchvision", "transformers"])
+def test_a_checkpoint_of_other_classes(tmp_path, library):
+    if library == "timm":
+        import timm
 
-    model = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=5)
+        name, model = (
+            "vit_tiny_patch16_224",
+            timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=5),
+        )
+    elif library == "torchvision":
+        name, model = (
+            "torchvision:vit_b_16",
+            nn.ModuleDict({"heads": nn.ModuleDict({"head": nn.Linear(2, 5)})}),
+        )
+    else:
+        from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+        model = ViTForImageClassification(ViTConfig(**sizes, image_size=32, num_labels=5))
+        name = str(tmp_path / "folder")
+        model.save_pretrained(name)
+        ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(name)
     save_file(model.state_dict(), tmp_path / "five.safetensors")
-    with pytest.raises(
-        CheckpointError, match="does not fit num_classes=3: its classifier has 5 classes"
-    ) as caught:
-        sg.load_model("vit_tiny_patch16_224", tmp_path / "five.safetensors", num_classes=3)
+    with pytest.raises(CheckpointError, match="num_classes=3: its classifier has 5 classes") as caught:
+        sg.load_model(name, tmp_path / "five.safetensors", num_classes=3)
     assert caught.value.option == "num_classes"
+
+
+def test_published_weights_of_other_classes():
+    with pytest.raises(InputError, match="num_classes=37: embedded has 10 classes"):
+        sg.load_model("embedded", num_classes=37)
 
 
 def test_how_images_and_names_are_converted():

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from steadygaze.faithfulness.inputs import BACKGROUND, OBJECT, MetricInput
 from steadygaze.faithfulness.metric import Metric, Values, add_metrics
+from steadygaze.methods.aggregate import min_max
 from steadygaze.quantity import Combine, mean, pooled
 
 
@@ -143,7 +144,7 @@ def _localize(
         nearest = upsample(scores_map, size, "nearest").flatten()
         scores["average_precision"] = 100 * average_precision(nearest[labeled], inside)
     if {"pixel_accuracy", "miou", "map_chefer"} & set(names):
-        scaled = min_max(smooth)
+        scaled = min_max(smooth, (-1,))
         predicted = (scaled > scaled.mean())[labeled]
         counts["pixel_accuracy"] = torch.stack([(predicted == inside).sum(), labeled.sum()]).double()
         overlaps = (*_overlap(predicted, inside), *_overlap(~predicted, ~inside))
@@ -165,12 +166,6 @@ def _localize(
         positive = relevance.clamp_min(0)
         scores["mask_share"] = 100 * positive[inside].sum() / positive.sum() if has_object else nan
     return scores, counts
-
-
-def min_max(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """(x − min) / (max − min); zeros for a constant."""
-    low, high = x.min(), x.max()
-    return (x - low) / (high - low) if bool(high > low) else torch.zeros_like(x)
 
 
 def _overlap(a: Bool[Tensor, " n"], b: Bool[Tensor, " n"]) -> tuple[Int[Tensor, ""], Int[Tensor, ""]]:

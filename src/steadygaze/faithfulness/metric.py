@@ -209,14 +209,14 @@ def register_metric(
         function: Callable[[MetricInput], Tensor | Values],
     ) -> Callable[[MetricInput], Tensor | Values]:
         def compute(given: MetricInput, names: Sequence[str]) -> Mapping[str, Values]:
-            result = function(given)
-            values = result if isinstance(result, Values) else Values(result)
-            expected, shape = tuple(given.maps.shape[:2]), tuple(getattr(values.value, "shape", ()))
+            values = function(given)
+            value = values.value if isinstance(values, Values) else values
+            expected, shape = tuple(given.maps.shape[:2]), tuple(getattr(value, "shape", ()))
             if shape != expected:
                 raise InputError(
                     f"metric {name!r}: expected one number for each map and image, {expected}, got {shape}"
                 )
-            return {name: values}
+            return {name: values if isinstance(values, Values) else Values(values)}
 
         docstring = (function.__doc__ or "").strip()
         entry = Metric(

@@ -32,6 +32,16 @@ def build_model(name: str, options: ModelOptions) -> LoadedModel:
     Only models of timm (and of this package) can be built without weights, with arguments or with a new head.
     """
     built = _build(name, options)
+    width = len(built.class_names or ())
+    if options.num_classes is not None and (
+        built.source == "open_clip" or width not in (0, options.num_classes)
+    ):
+        reason = f"has {width:,} classes" if width else "has no classifier: it compares images with text"
+        raise InputError(
+            f"num_classes={options.num_classes}: {name} {reason}. Leave it out, or give a checkpoint of a "
+            "classifier with that many classes.",
+            option="num_classes",
+        )
     config = built.preprocess.config
     sides = [*built.preprocess.size, *np.ravel(config.get("resize") or 0).tolist()]
     if not all(isinstance(side, int) and 0 <= side <= MAX_SIDE for side in sides):

@@ -159,3 +159,9 @@ def _pool_rollout_row(trace: Trace, base: MatrixMethod, own: dict[str, Any]) -> 
     for self_weight, row in attentions:
         query = keep * query + add * (self_weight * query + row)
     return query
+
+
+def min_max(x: Float[Tensor, "*shape"], dims: tuple[int, ...]) -> Float[Tensor, "*shape"]:
+    """Scale to 0..1 over these axes: (x − min) / (max − min); zeros where x is constant."""
+    low, high = x.amin(dims, keepdim=True), x.amax(dims, keepdim=True)
+    return (x - low) / (high - low).clamp_min(torch.finfo(x.dtype).tiny)

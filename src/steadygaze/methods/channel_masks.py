@@ -27,6 +27,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor
 
 from steadygaze.errors import InputError
+from steadygaze.methods.aggregate import min_max
 from steadygaze.methods.perturbation import BLACK_BOX, mean_where_kept, to_grid
 from steadygaze.methods.registry import register_method
 from steadygaze.methods.search import (
@@ -52,12 +53,6 @@ def channels(query: Query) -> Float[Tensor, "b k h w"]:
         for block in query.vit.blocks[:-1]:
             x = block(x)
         return query.vit.blocks[-1].patches(x, query.vit.layout(x)).permute(0, 3, 1, 2)
-
-
-def min_max(maps: Float[Tensor, "*k h w"]) -> Float[Tensor, "*k h w"]:
-    """Maps scaled to 0..1; a constant map becomes zero."""
-    low, high = maps.amin((-2, -1), keepdim=True), maps.amax((-2, -1), keepdim=True)
-    return (maps - low) / (high - low).clamp_min(torch.finfo(maps.dtype).tiny)
 
 
 def token_weights(query: Query, masks: Float[Tensor, "s h w"]) -> Float[Tensor, "s n 1"]:
@@ -100,7 +95,9 @@ def scorecam(query: Query, *, budget: int | None = None, softmax: bool = True) -
     a = channels(query)
     order = a.flatten(2).std(2).argsort(dim=1, descending=True, stable=True)
     a = a.gather(1, order[:, :, None, None].expand_as(a))
-    f = evaluate_soft_masks(query, "scorecam", min_max(a), check_budget("scorecam", budget, 1, a.shape[1]))
+    f = evaluate_soft_masks(
+        query, "scorecam", min_max(a, (-2, -1)), check_budget("scorecam", budget, 1, a.shape[1])
+    )
     weight = f.softmax(1) if softmax else f
     return torch.einsum("bk,bkhw->bhw", weight.to(a), a[:, : f.shape[1]]).clamp_min(0)
 
@@ -117,7 +114,7 @@ def vit_cx(
         for x, g in zip(query.tokens, generators, strict=True)
     ]
     replacement = noise * spread * torch.stack(draws).to(query.tokens)
-    masks_of = [cluster_means(a) for a in min_max(channels(query))]
+    masks_of = [cluster_means(a) for a in min_max(channels(query), (-2, -1))]
     longest = max(len(masks) for masks in masks_of)
     # padding with zero masks, which have no weight in either sum
     masks = torch.stack([F.pad(m, (0, 0, 0, 0, 0, longest - len(m))) for m in masks_of])

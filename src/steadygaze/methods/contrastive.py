@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.errors import InputError, MethodUnavailableError
+from steadygaze.methods.aggregate import min_max
 from steadygaze.methods.attention import global_attention
 from steadygaze.methods.registry import register_method
 from steadygaze.trace.capture import Trace, forward
@@ -115,8 +116,7 @@ def grad_eclip(
 def _key_weights(q: Float[Tensor, "b i c"], k: Float[Tensor, "b j c"]) -> Float[Tensor, "b i j"]:
     """λ_ij: cos(q_i, k_j), scaled to 0..1 over the patches j."""
     cosine = torch.einsum("bic,bjc->bij", F.normalize(q, dim=-1), F.normalize(k, dim=-1))
-    low, high = cosine.amin(-1, keepdim=True), cosine.amax(-1, keepdim=True)
-    return (cosine - low) / (high - low).clamp_min(torch.finfo(cosine.dtype).tiny)
+    return min_max(cosine, (-1,))
 
 
 def _projected(trace: Trace, layer: int, x: Float[Tensor, "b n hd"]) -> Float[Tensor, "b n d"]:

@@ -599,7 +599,8 @@ class Rows:
     @property
     def versions(self) -> list[str]:
         """The versions of the libraries of each run."""
-        return [_versions_text(run["settings"]["versions"]) for run in self.runs]
+        versions = (run["settings"]["versions"].items() for run in self.runs)
+        return [", ".join(f"{name} {version}" for name, version in pairs) for pairs in versions]
 
     def to_parquet(
         self,
@@ -643,7 +644,3 @@ def _state(folder: Path) -> list[tuple[str, int, int]]:
     """Which row files there are, how long they are and when they were written."""
     paths = [*row_files(folder), *_files(folder, "replaced-*.jsonl")]
     return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-
-
-def _versions_text(versions: dict[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())

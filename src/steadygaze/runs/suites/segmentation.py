@@ -172,7 +172,9 @@ class Segmentation(Suite):
         clean = [MIOU, PIXEL_ACCURACY, *classes]
         texts = [card.text(CLEAN.label, quantity.name) for quantity in clean]
         yield Table("clean, %", ["", *(quantity.title for quantity in clean)], [["clean", *texts]])
-        conditions = [label for label, metric in card.scores if _is_condition(label) and metric == MIOU.name]
+        conditions = [
+            label for label, metric in card.scores if label.startswith(CONDITION) and metric == MIOU.name
+        ]
         if conditions:
             columns = ["condition", MIOU.title, "images"]
             rows = [
@@ -199,10 +201,6 @@ class Segmentation(Suite):
             labels = {name: name for name in settings}
             yield error_bars(card, labels, MIOU, "mIoU by corruption", "mIoU")
             yield from severity_lines(card, settings, MIOU, "mIoU by severity", "mIoU, %")
-
-
-def _is_condition(label: str) -> bool:
-    return label.startswith(CONDITION)
 
 
 def condition_scores(card: Card) -> Iterator[Score]:
