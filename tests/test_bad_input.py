@@ -149,7 +149,7 @@ def test_images(images: Any, message: str) -> None:
         ("integrated_gradients:steps=0", sg.InputError, "steps must be an integer >= 1, got 0"),
         ("integrated_gradients:space=image", sg.UnknownNameError, "unknown space 'image'"),
         ([], sg.InputError, "at least one method, got an empty list"),
-        (["ixg", "cta"], sg.UnknownNameError, "unknown method 'cta'. Did you mean 'cat'"),
+        (["ixg", "gaee"], sg.UnknownNameError, "unknown method 'gaee'. Did you mean 'gae'"),
         (3, sg.InputError, "expected a name, a steadygaze.method.*got 3"),
         (None, sg.InputError, "expected a name.*got None"),
         (["ixg", None], sg.InputError, "expected a name"),

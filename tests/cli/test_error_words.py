@@ -77,7 +77,7 @@ def test_how_images_and_names_are_converted():
     with pytest.raises(InputError, match=r"\(images / 255 - mean\) / std"):
         sg.explain(loaded, torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
     with pytest.raises(UnsupportedModelError, match=r"sg\.load_model\('embedded'\)"):
-        sg.explain("embedded", torch.zeros(1, 3, 32, 32))
+        sg.adapt("embedded")
 
 
 def test_masks_are_an_option_of_the_command_line(photos, tmp_path):

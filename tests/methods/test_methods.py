@@ -182,6 +182,8 @@ WHOLE_OPTIONS = {
     "integrated_gradients": {"steps", "space"},
     "smoothgrad": {"samples", "noise", "seed"},
     "random": {"seed"},
+    "norms": {"at"},
+    "pca": {"at", "normalize"},
     "gaze_twice": set(),
     "gaze_halves": {"weight"},
     "full_lrp": set(),

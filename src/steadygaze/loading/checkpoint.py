@@ -195,7 +195,7 @@ def agreed_width(num_classes: int | None, weights: Weights, heads: Sequence[str]
             f"it out, or give weights that were trained with {num_classes} classes.",
             option="num_classes",
         )
-    return num_classes or width
+    return width if num_classes is None else num_classes  # 0: no classifier
 
 
 def head_width(weights: Weights, heads: Sequence[str]) -> int | None:

@@ -201,7 +201,7 @@ def imagenet_class_names(model: nn.Module) -> tuple[str, ...] | None:
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     subset = infer_imagenet_subset(model)
-    if not subset:
+    if not subset or getattr(model, "num_classes", None) == 0:  # timm also names what the file was trained on
         return None
     info = ImageNetInfo(subset)
     return tuple(info.index_to_description(i) for i in range(info.num_classes()))

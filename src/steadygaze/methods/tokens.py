@@ -43,7 +43,7 @@ def _patches(query: Query, at: int, name: str) -> Float[Tensor, "b h w d"]:
 )
 def norms(query: Query, *, at: int = -1) -> Float[Tensor, "b h w"]:
     """Norms of the patch tokens at layer `at`; -1 is the output of the last block."""
-    return resize_map(_patches(query, at, "norms").norm(dim=-1), query.grid)
+    return resize_map(_patches(query, at, "norms").norm(dim=-1), query.grid).to(query.tokens.dtype)
 
 
 @register_method(
@@ -59,4 +59,5 @@ def pca(query: Query, *, at: int = -1, normalize: bool = True) -> Float[Tensor, 
     border = torch.ones(grid, dtype=torch.bool, device=x.device)
     border[1:-1, 1:-1] = False
     direction = (projection**3).sum((1, 2)) if border.all() else -projection[:, border].mean(1)
-    return resize_map(torch.where(direction[:, None, None] < 0, -projection, projection), query.grid)
+    upright = torch.where(direction[:, None, None] < 0, -projection, projection)
+    return resize_map(upright, query.grid).to(query.tokens.dtype)
