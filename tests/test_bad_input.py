@@ -1,5 +1,6 @@
 """Bad input gets its own message: what was expected, what came, what to do; never a silent map."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -383,3 +384,15 @@ def test_tensors_of_other_kinds_are_refused_in_words(kind: str) -> None:
             sg.explain(model, images.to_sparse(), 0, "ixg")
         else:
             sg.explain(model, torch.nested.nested_tensor(list(images)), 0, "ixg")
+
+
+@pytest.mark.parametrize("name", ["vit_cx:budget=2", "scorecam:budget=2", "tis:budget=2,clusters=2"])
+def test_images_that_overflow_inside_the_model_are_named(name):
+    images = 1e30 * torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            scores = sg.explain(sg.load_model("embedded"), images, method=name).scores
+        except sg.SteadygazeError:
+            return
+    assert torch.isfinite(scores).all()

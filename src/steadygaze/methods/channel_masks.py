@@ -26,7 +26,7 @@ from jaxtyping import Float
 from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor
 
-from steadygaze.errors import InputError
+from steadygaze.errors import BrokenMapError, InputError
 from steadygaze.methods.aggregate import min_max
 from steadygaze.methods.perturbation import BLACK_BOX, mean_where_kept, to_grid
 from steadygaze.methods.registry import register_method
@@ -52,7 +52,12 @@ def channels(query: Query) -> Float[Tensor, "b k h w"]:
         x = query.tokens
         for block in query.vit.blocks[:-1]:
             x = block(x)
-        return query.vit.blocks[-1].patches(x, query.vit.layout(x)).permute(0, 3, 1, 2)
+    if not torch.isfinite(x).all():
+        raise BrokenMapError(
+            "the model's hidden states have NaN or infinite values for these images, so they give no masks. "
+            "Check that the images are normalized as the model expects."
+        )
+    return query.vit.blocks[-1].patches(x, query.vit.layout(x)).permute(0, 3, 1, 2)
 
 
 def token_weights(query: Query, masks: Float[Tensor, "s h w"]) -> Float[Tensor, "s n 1"]:
