@@ -249,9 +249,10 @@ class Events:
                 raise UnknownNameError("view", str(kind), LOOKS)
         except MethodUnavailableError as problem:
             look = Look(viewer.shown(image), str(problem))
-        several = look.heads is not None and look.heads > 1
+        heads = look.heads or 0
+        several = heads > 1
         head = {} if look.head is None else {"value": look.head}
-        slider = gr.update(maximum=look.heads - 1, **head) if several else gr.skip()
+        slider = gr.update(maximum=heads - 1, **head) if several else gr.skip()
         return look.image, look_legend(kind), text(look.caption), gr.Row(visible=several), slider
 
     def look_at_layer(self, image: Any, kind: Any, layer: Any, mean: Any, head: Any, pixel: Any) -> Any:

@@ -274,8 +274,9 @@ class Viewer:
         layer = checked_index("layer", layer, len(read))
         query: Patch | None = None
         if pixel is not None:
-            last_row, last_column = read.tokens_of(layer)[-1]  # of the patches, in raster order
-            query = self._patch(pixel, (int(last_row) + 1, int(last_column) + 1))
+            last = read.tokens_of(layer)[-1]
+            assert isinstance(last, tuple)  # row and column: patches are the last tokens
+            query = self._patch(pixel, (last[0] + 1, last[1] + 1))
         if nearest_head and isinstance(head, int):
             head = min(head, read.heads(layer) - 1)
         drawn = read.overlay(layer, "mean" if head is None else head, query)
