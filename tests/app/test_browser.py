@@ -43,7 +43,7 @@ def open_page(browser: Any, address: str) -> Iterator[OpenPage]:
     """Opens the page; a test fails if the page has an error in JavaScript."""
     contexts, errors = [], []
 
-    def opened(device: dict[str, Any] = DESKTOP, url: str = address, file: Path | None = IMAGE_FILE) -> Any:
+    def opened(device: dict[str, Any] = DESKTOP, url: str = address) -> Any:
         context = browser.new_context(**device)
         contexts.append(context)
         page = context.new_page()
@@ -51,9 +51,7 @@ def open_page(browser: Any, address: str) -> Iterator[OpenPage]:
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(url)
         page.wait_for_selector("#sg-main")
-        if file is not None:
-            upload(page, file)
-            expect(page.locator("#sg-prediction")).to_contain_text("%")
+        expect(page.locator("#sg-prediction")).to_contain_text("%")  # of the first example
         return page
 
     yield opened
@@ -73,6 +71,7 @@ def upload(page: Any, file: Path) -> None:
 
 
 def explain(page: Any) -> None:
+    page.get_by_role("tab", name="Why?").click()
     page.get_by_role("button", name="Explain", exact=True).click()
 
 
@@ -99,6 +98,10 @@ def expect_removed(page: Any, count: int) -> None:
 
 def test_upload_explain_and_verify(open_page: OpenPage, loaded: LoadedModel) -> None:
     page = open_page()
+    page.get_by_label("Remove Image").click()
+    expect(page.locator("#sg-prediction")).not_to_contain_text("%")
+    upload(page, IMAGE_FILE)
+    expect(page.locator("#sg-prediction")).to_contain_text("%")
     predicted = page.locator("#sg-prediction").inner_text()
     assert any(name in predicted for name in loaded.class_names or ())
     explain(page)
@@ -115,6 +118,23 @@ def test_upload_explain_and_verify(open_page: OpenPage, loaded: LoadedModel) -> 
     page.get_by_role("button", name="Verify", exact=True).click()
     rows = page.locator("[role=gridcell], td").filter(has_text="random")
     expect(rows.first).to_be_visible()
+
+
+def test_the_page_opens_with_attention_and_a_click_is_a_query(open_page: OpenPage) -> None:
+    page = open_page()
+    seen, caption = page.locator("#sg-look img").first, page.locator("#sg-look-caption")
+    expect(caption).to_contain_text("Attention of layer 5, mean of 4 heads")
+    expect(seen).to_be_visible()
+    box = seen.bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 2.5 / SIDE, box["y"] + box["height"] * 5.5 / SIDE)
+    expect(caption).to_contain_text("patch (5, 2)")
+    page.get_by_label("Similar patches").check()
+    expect(caption).to_contain_text("similarity of features of layer 5 to patch (5, 2)")
+    page.get_by_label("Principal components").check()
+    expect(caption).to_contain_text("Principal components")
+    page.get_by_label("Attention", exact=True).check()
+    page.get_by_role("button", name="Without a patch").click()
+    expect(caption).to_contain_text("the class token")
 
 
 def test_ten_quick_clicks_are_ten_patches(open_page: OpenPage) -> None:
@@ -162,7 +182,7 @@ def test_the_keyboard_removes_patches(open_page: OpenPage) -> None:
 
 def test_a_phone(open_page: OpenPage) -> None:
     page = open_page(PHONE)
-    for name in ("Why?", "Is it true?", "What if?"):
+    for name in ("Look", "Why?", "Is it true?", "What if?"):
         box = page.get_by_role("tab", name=name).bounding_box()  # without scrolling
         assert box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["y"] + box["height"] <= 844
     what_if(page)
@@ -175,7 +195,7 @@ def test_a_phone(open_page: OpenPage) -> None:
         points = [] if patch is None else [dict(zip("xy", center(page, patch), strict=True))]
         finger.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
     expect_removed(page, 18)
-    for name in ("Why?", "Is it true?", "What if?"):
+    for name in ("Look", "Why?", "Is it true?", "What if?"):
         page.get_by_role("tab", name=name).click()
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 

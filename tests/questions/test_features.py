@@ -135,12 +135,9 @@ def test_classifiers_have_no_features_and_ask_wants_a_quantity() -> None:
         sg.ask(backbone(), feature=images(1))  # type: ignore[arg-type]
 
 
-def test_a_bare_backbone_is_refused_by_verify_and_the_page() -> None:
+def test_a_bare_backbone_is_refused_by_verify() -> None:
     with pytest.raises(sg.InputError, match="similar_to"):
         sg.verify(backbone(), [(images(1), torch.tensor([0]))], methods="gae")
-    page = pytest.importorskip("gradio") and __import__("steadygaze.app", fromlist=["page"]).page
-    with pytest.raises(sg.InputError, match="similar_to"):
-        page(backbone().float())
 
 
 def test_the_command_line(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ def page(
 
     Args:
         model (LoadedModel | nn.Module): from `load_model`, or a module of timm or transformers with its
-            preprocessing. A backbone without a classifier needs a question: `sg.ask(model, feature=...)`.
+            preprocessing. The page of a backbone without a classifier shows attention and features; with a
+            question, `sg.ask(model, feature=...)`, it explains too.
         gates (str | Path): file of `steadygaze diffmask train`.
         shapley (str | Path): file of `steadygaze shapley train`.
         limits (Limits): what the page allows, such as `Limits(max_seconds=20)`.
@@ -47,13 +48,7 @@ def page(
         raise InputError('the page needs gradio: pip install "steadygaze[app]"') from error
     from steadygaze.app.layout import build_page
     from steadygaze.app.viewer import Viewer
-    from steadygaze.runs.prepare import check_quantity
-    from steadygaze.vit.adapt import unwrapped
-    from steadygaze.vit.outputs import compares_text
 
     files = {"diffmask": gates, "vit_shapley": shapley}
     learned = {name: Path(file) for name, file in files.items() if file is not None}
-    viewer = Viewer.of(model, learned, limits)
-    if not compares_text(unwrapped(viewer.loaded)):  # for those the page has a box for texts
-        check_quantity(viewer.vit)
-    return build_page(viewer)
+    return build_page(Viewer.of(model, learned, limits))

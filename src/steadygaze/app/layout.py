@@ -1,4 +1,4 @@
-"""The page: one image, three tabs. `Events` computes what a click shows, and `build_page` arranges it.
+"""The page: one image, four tabs. `Events` computes what a click shows, and `build_page` arranges it.
 
 Names come from model files, uploads and visitors, and gradio shows messages as HTML: every name is escaped
 here. Components hand over their values as the browser sent them (`preprocess=False`), because gradio would
@@ -6,14 +6,15 @@ open and convert an uploaded file, and fail without a message on one that is not
 
 The page of a segmenter has a pixel to ask about, and that of a model which compares images with text (CLIP,
 SigLIP, open_clip) has a box of prompts: each event gets the value, and a classifier made from it answers.
+Attention and features depend on neither. The page of a backbone without a classifier has only the tab "Look".
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
-from functools import lru_cache, wraps
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial, wraps
 from html import escape
 from importlib.resources import files
 from inspect import Parameter, signature
@@ -28,8 +29,8 @@ from PIL import Image, ImageDraw
 from steadygaze.app.board import NOTHING, panes, patch_board, removed_patches
 from steadygaze.app.guard import guard, own_folder
 from steadygaze.app.limits import CallStoppedError, Limits, StopWatch
-from steadygaze.app.viewer import RANDOM, Viewer
-from steadygaze.errors import InputError, SteadygazeError
+from steadygaze.app.viewer import RANDOM, Look, Viewer
+from steadygaze.errors import InputError, MethodUnavailableError, SteadygazeError, UnknownNameError
 from steadygaze.methods.registry import DEFAULT
 from steadygaze.progress import Progress
 from steadygaze.questions.ask import ask, segments
@@ -56,12 +57,21 @@ def text(words: str) -> str:
     return escape(words, quote=False)
 
 
-def heading(model: str) -> str:
+PURPOSE = (
+    "look at attention and features, see which patches a prediction depends on, verify the explanation, and "
+    "remove patches yourself."
+)
+BACKBONE_PURPOSE = (
+    "look at attention and features. The model has no classifier; with a question, such as the similarity to "
+    "an image (--similar-to), the page explains too."
+)
+
+
+def heading(model: str, purpose: str = PURPOSE) -> str:
     """The title of the page and what it is for."""
     return (
-        f'<div class="sg-heading"><h1>steadygaze</h1><p>{text(model)}<span class="sg-purpose">: see which '
-        "patches a prediction depends on, verify the explanation, and remove patches yourself.</span></p>"
-        "</div>"
+        f'<div class="sg-heading"><h1>steadygaze</h1><p>{text(model)}<span class="sg-purpose">: {purpose}'
+        "</span></p></div>"
     )
 
 
@@ -72,7 +82,11 @@ def legend(signed: bool, noun: str) -> str:
         noun: What the evidence is for.
     """
     kind = "signed" if signed else "positive"
-    low, high = legend_words(kind, noun)[0]
+    return color_bar(kind, *legend_words(kind, noun)[0])
+
+
+def color_bar(kind: str, low: str, high: str) -> str:
+    """The colors of one kind of map between two words."""
     bar = legend_bar(kind, (LEGEND_STOPS, 1))
     colors = [f"rgb{bar.getpixel((x, 0))}" for x in range(LEGEND_STOPS)]
     gradient = f"background: linear-gradient(to right, {', '.join(colors)})"
@@ -113,8 +127,8 @@ def marked(viewer: Viewer, image: Path | None, text: Any) -> Image.Image | None:
     """What the model sees, with a mark at the pixel."""
     if image is None:
         return None
-    at = with_point(viewer, text)
-    shown, (x, y) = at.shown(image).copy(), parse_point(viewer, text)
+    with_point(viewer, text)  # refuses a pixel outside of the image
+    shown, (x, y) = viewer.shown(image).copy(), parse_point(viewer, text)
     height, width = viewer.loaded.size
     center_x, center_y = (x + 0.5) * shown.width / width, (y + 0.5) * shown.height / height
     draw = ImageDraw.Draw(shown)
@@ -125,10 +139,10 @@ def marked(viewer: Viewer, image: Path | None, text: Any) -> Image.Image | None:
 
 
 def clicked(viewer: Viewer, image: Path | None, place: tuple[float, float]) -> str:
-    """The pixel under a place of `marked`, as text."""
+    """The pixel under a place of an image that is shown, as text."""
     if image is None:
         return FIRST_POINT
-    shown = with_point(viewer, FIRST_POINT).shown(image)
+    shown = viewer.shown(image)
     height, width = viewer.loaded.size
     x = min(int(place[0] * width / shown.width), width - 1)
     y = min(int(place[1] * height / shown.height), height - 1)
@@ -186,6 +200,15 @@ def with_box(viewer: Viewer, name: str, change: Callable[[Viewer, Any], Viewer])
     return handler
 
 
+ATTENTION, SIMILAR, COMPONENTS = LOOKS = ("Attention", "Similar patches", "Principal components")
+LOOK_WORDS = {ATTENTION: legend_words("attention", "")[0], SIMILAR: ("least similar", "most similar")}
+
+
+def look_legend(kind: str) -> str:
+    """The colors of what the tab "Look" shows; principal components have no scale."""
+    return color_bar("attention", *LOOK_WORDS[kind]) if kind in LOOK_WORDS else ""
+
+
 PREDICTED, MOST_PROBABLE, DEFAULT_SCORE = "predicted class", "most probable label", "default of the method"
 CURVE_COLUMNS = ("share", "probability", "method")
 MESSAGE_SECONDS = 30  # how long a message is shown, unless it is closed
@@ -205,6 +228,40 @@ class Events:
         predictions = self.viewer.prediction_label(image)
         board = gr.HTML([], panes=panes(self.viewer.vit.grid, self.viewer.shown(image)))
         return predictions, maps, board, *self.what_if(image, []), deletion, insertion, table
+
+    def look(
+        self, image: Any, kind: Any, layer: Any, mean: Any, head: Any, pixel: Any, nearest_head: bool = False
+    ) -> Any:
+        """A layer drawn over the image, the legend and words about it, and which heads there are."""
+        if image is None:
+            return nothing_seen()
+        viewer = self.viewer
+        at = None if pixel in (None, "") else parse_point(viewer, pixel)
+        try:
+            if kind == ATTENTION:
+                head = None if mean else head
+                look = viewer.attention_overlay(image, layer, head, at, nearest_head=nearest_head)
+            elif kind == SIMILAR:
+                look = viewer.similar(image, layer, at)
+            elif kind == COMPONENTS:
+                look = viewer.pca(image, layer)
+            else:
+                raise UnknownNameError("view", str(kind), LOOKS)
+        except MethodUnavailableError as problem:
+            look = Look(viewer.shown(image), str(problem))
+        heads = look.heads or 0
+        several = heads > 1
+        head = {} if look.head is None else {"value": look.head}
+        slider = gr.update(maximum=heads - 1, **head) if several else gr.skip()
+        return look.image, look_legend(kind), text(look.caption), gr.Row(visible=several), slider
+
+    def look_at_layer(self, image: Any, kind: Any, layer: Any, mean: Any, head: Any, pixel: Any) -> Any:
+        """As `look`, after the layer has changed: layers may differ in their number of heads."""
+        return self.look(image, kind, layer, mean, head, pixel, nearest_head=True)
+
+    def choose_patch(self, image: Any, event: gr.SelectData) -> str:
+        """The pixel that was clicked."""
+        return clicked(self.viewer, image, event.index)
 
     def explain(
         self, image: Any, methods: Any, target: str, score: str, signed: bool, bar: gr.Progress = BAR
@@ -323,6 +380,11 @@ def cleared() -> Any:
     return {}, [], gr.HTML([], panes=NOTHING), {}, "", None, None, []
 
 
+def nothing_seen() -> Any:
+    """The tab "Look" without an image."""
+    return None, "", "", gr.skip(), gr.skip()
+
+
 def predicted(viewer: Viewer) -> str:
     """The entry of the list of targets that stands for the predicted one."""
     return MOST_PROBABLE if viewer.outputs == "labels" else PREDICTED
@@ -374,6 +436,7 @@ def answered(limits: Limits, handler: Callable[..., Any]) -> Callable[..., Any]:
 
 FIRST_METHODS = (DEFAULT, "gae", "rollout", "gradcam")  # selected at the start, if the model supports them
 TEXTS = {
+    "look": "What the model attends to, and which patches are alike to it. Click a patch of the image.",
     "explain": "Warm patches are evidence for the {noun}. If methods disagree, verify them.",
     "verify": "Patches are removed, most relevant first (deletion: the {quantity} should fall early), or "
     "inserted (insertion: it should rise early). One image is not a measurement: `steadygaze verify` "
@@ -382,11 +445,123 @@ TEXTS = {
 }
 
 
+def gives_features(viewer: Viewer) -> bool:
+    """Whether the viewer's model is a backbone without a classifier."""
+    return not needs_prompts(viewer) and not needs_point(viewer) and viewer.outputs == "features"
+
+
 def build_page(viewer: Viewer) -> gr.Blocks:
     """The page of this viewer."""
     with own_folder() as folder:
-        blocks = _arranged(viewer)
+        blocks = _look_page(viewer) if gives_features(viewer) else _arranged(viewer)
     guard(blocks, viewer.limits, CSS, KEEP_FILES, folder)
+    return blocks
+
+
+# one call at a time: there is one model; what is clicked while a call runs is answered after it
+SETTINGS: dict[str, Any] = {
+    "preprocess": False,
+    "concurrency_limit": 1,
+    "concurrency_id": "model",
+    "trigger_mode": "always_last",
+}
+
+
+def _new_blocks() -> gr.Blocks:
+    return gr.Blocks(title="steadygaze", analytics_enabled=False, delete_cache=(CLEAN_EVERY, KEEP_FILES))
+
+
+def _image_input() -> gr.Image:
+    """The image that everything is about, at first the first example."""
+    examples = [str(path) for path in _examples()]
+    image = gr.Image(
+        examples[0],
+        type="filepath",
+        image_mode=None,  # the file as it is
+        label="Image",
+        sources=["upload", "clipboard"],
+        height=220,
+        elem_id="sg-upload",
+    )
+    gr.Examples(examples, image, label="Examples")
+    return image
+
+
+@dataclass(frozen=True)
+class LookTab:
+    """The components of the tab "Look"."""
+
+    kind: gr.Radio
+    layer: gr.Slider
+    heads: gr.Row
+    mean: gr.Checkbox
+    head: gr.Slider
+    pixel: gr.Textbox
+    start: gr.Button
+    seen: gr.Image
+    legend: gr.HTML
+    caption: gr.HTML
+
+    @classmethod
+    def of(cls, viewer: Viewer) -> LookTab:
+        """Make the tab in the context of a page."""
+        last = len(viewer.vit.blocks) - 1
+        with gr.Tab("Look"):
+            gr.Markdown(TEXTS["look"])
+            kind = gr.Radio(list(LOOKS), value=ATTENTION, show_label=False, container=False)
+            with gr.Row():
+                layer = gr.Slider(0, max(last, 1), last, step=1, label="Layer", visible=last > 0)
+                with gr.Row() as heads:
+                    mean = gr.Checkbox(True, label="Mean of all heads")
+                    head = gr.Slider(0, 1, 0, step=1, label="Head")
+            caption = gr.HTML(elem_id="sg-look-caption", elem_classes="sg-plain")
+            seen = gr.Image(
+                type="pil",
+                label="Click a patch",
+                format="png",
+                interactive=False,
+                elem_id="sg-look",
+            )
+            legend = gr.HTML(look_legend(ATTENTION), elem_classes="sg-plain")
+            with gr.Row():
+                pixel = gr.Textbox(
+                    FIRST_POINT, label="Patch at pixel x, y", info="Query of attention, or of similarity"
+                )
+                start = gr.Button("Without a patch")
+        return cls(kind, layer, heads, mean, head, pixel, start, seen, legend, caption)
+
+    def listen(self, viewer: Viewer, image: gr.Image, blocks: gr.Blocks) -> Any:
+        """Draw at every change; the page is drawn when it opens. Gives the event of a new image."""
+        events = Events(viewer)
+        inputs = [image, self.kind, self.layer, self.mean, self.head, self.pixel]
+        outputs = [self.seen, self.legend, self.caption, self.heads, self.head]
+        # a progress bar would cover the image
+        shared = {"inputs": inputs, "outputs": outputs, "show_progress": "hidden", **SETTINGS}
+        look = answered(viewer.limits, events.look)
+        looking = gr.on([blocks.load, image.change], look, api_name="look", **shared)
+        looking.failure(nothing_seen, None, outputs, api_name=False)
+        gr.on([self.kind.input, self.mean.input, self.pixel.change], look, api_name=False, **shared)
+        # whoever moves the slider wants that head
+        chosen = self.head.input(lambda: False, None, self.mean, api_name=False, queue=False)
+        chosen.then(look, api_name=False, **shared)
+        at_layer = answered(viewer.limits, events.look_at_layer)
+        gr.on(self.layer.input, at_layer, api_name="look_at_layer", **shared)
+        choose = answered(viewer.limits, events.choose_patch)
+        gr.on(self.seen.select, choose, [image], self.pixel, api_name=False, **SETTINGS)
+        self.start.click(lambda: FIRST_POINT, None, self.pixel, api_name=False, queue=False)
+        return looking
+
+
+def _look_page(viewer: Viewer) -> gr.Blocks:
+    """The page of a backbone without a classifier."""
+    with _new_blocks() as blocks:
+        gr.HTML(heading(viewer.loaded.name, BACKBONE_PURPOSE), elem_classes="sg-plain")
+        with gr.Row(elem_id="sg-main"):
+            with gr.Column(elem_id="sg-image"):
+                image = _image_input()
+            with gr.Column(elem_id="sg-questions"), gr.Tabs():
+                look = LookTab.of(viewer)
+        look.listen(viewer, image, blocks)
     return blocks
 
 
@@ -400,21 +575,11 @@ def _arranged(viewer: Viewer) -> gr.Blocks:
     unit = "" if values else "Percent, "
     texts = {"noun": noun, "quantity": "value" if values else "probability"}
     targets = viewer.classes if values else [predicted(viewer), *viewer.classes]
-    with gr.Blocks(
-        title="steadygaze", analytics_enabled=False, delete_cache=(CLEAN_EVERY, KEEP_FILES)
-    ) as blocks:
+    with _new_blocks() as blocks:
         gr.HTML(heading(viewer.loaded.name), elem_classes="sg-plain")
         with gr.Row(elem_id="sg-main"):
             with gr.Column(elem_id="sg-image"):
-                image = gr.Image(
-                    type="filepath",
-                    image_mode=None,  # the file as it is
-                    label="Image",
-                    sources=["upload", "clipboard"],
-                    height=220,
-                    elem_id="sg-upload",
-                )
-                gr.Examples([str(path) for path in _examples()], image, label="Examples")
+                image = _image_input()
                 prompts = gr.Textbox(
                     FIRST_PROMPTS, lines=3, label="Prompts", info="One class in each line", visible=asks
                 )
@@ -428,6 +593,7 @@ def _arranged(viewer: Viewer) -> gr.Blocks:
                 pixel = gr.Textbox(FIRST_POINT, label="Pixel x, y", info="Of the image above", visible=points)
                 predictions = gr.Label(num_top_classes=5, label="Prediction", elem_id="sg-prediction")
             with gr.Column(elem_id="sg-questions"), gr.Tabs():
+                look = LookTab.of(viewer)
                 with gr.Tab("Why?"):
                     gr.Markdown(TEXTS["explain"].format(**texts))
                     explain = gr.Button("Explain", variant="primary")
@@ -492,26 +658,25 @@ def _arranged(viewer: Viewer) -> gr.Blocks:
                 signed = gr.Checkbox(label=f"Also show evidence against the {noun}")
         request, board_parts = [image, methods, target, score], [board, changed, summary]
         everything = [predictions, gallery, *board_parts, *plots, table]
-        # one call at a time: there is one model; what is clicked while a call runs is answered after it
-        settings: dict[str, Any] = {
-            "preprocess": False,
-            "concurrency_limit": 1,
-            "concurrency_id": "model",
-            "trigger_mode": "always_last",
-        }
 
         def on(trigger: Any, handler: Any, inputs: Any, outputs: Any, **names: Any) -> Any:
             if asks or points:
                 change, box = (with_prompts, prompts) if asks else (with_point, pixel)
                 handler, inputs = with_box(model, handler.__name__, change), [inputs[0], box, *inputs[1:]]
-            return gr.on(trigger, answered(viewer.limits, handler), inputs, outputs, **names, **settings)
+            answer = answered(viewer.limits, handler)
+            listen = trigger if callable(trigger) else partial(gr.on, trigger)
+            return listen(answer, inputs, outputs, **names, **SETTINGS)
 
         if asks:
             prompts.change(_targets, prompts, target, api_name=False)
         if points:
-            _listen_for_points(model, image, pixel, seen, settings)
-        loads = [image.change, pixel.change] if points else image.change
-        loading = on(loads, events.load, [image], everything, api_name="load")
+            _listen_for_points(model, image, pixel, seen, blocks)
+            loading = on(pixel.change, events.load, [image], everything, api_name=False)
+            loading.failure(cleared, None, everything, api_name=False)
+        # one after the other: an image that cannot be read gets one message
+        looking = look.listen(viewer, image, blocks)
+        looking.failure(cleared, None, everything, api_name=False)
+        loading = on(looking.success, events.load, [image], everything, api_name="load")
         loading.failure(cleared, None, everything, api_name=False)
         on(
             [explain.click, signed.change],
@@ -547,7 +712,7 @@ def _arranged(viewer: Viewer) -> gr.Blocks:
     return blocks
 
 
-def _listen_for_points(model: Viewer, image: Any, pixel: Any, seen: Any, settings: dict[str, Any]) -> None:
+def _listen_for_points(model: Viewer, image: Any, pixel: Any, seen: Any, blocks: gr.Blocks) -> None:
     """Mark the pixel on the image that the model sees, and let a click there choose another."""
 
     def mark(file: Any, text: Any) -> Any:
@@ -557,14 +722,14 @@ def _listen_for_points(model: Viewer, image: Any, pixel: Any, seen: Any, setting
         return clicked(model, file, event.index)
 
     gr.on(
-        [image.change, pixel.change],
+        [blocks.load, image.change, pixel.change],
         answered(model.limits, mark),
         [image, pixel],
         seen,
         api_name=False,
-        **settings,
+        **SETTINGS,
     )
-    gr.on(seen.select, answered(model.limits, choose), [image], pixel, api_name=False, **settings)
+    gr.on(seen.select, answered(model.limits, choose), [image], pixel, api_name=False, **SETTINGS)
 
 
 def _targets(prompts: str) -> Any:

@@ -1,4 +1,5 @@
-"""What the page shows for one image: predictions, maps, removal curves, and predictions without patches.
+"""What the page shows for one image: attention, features, predictions, maps, removal curves, predictions
+without patches.
 
 Every result is computed from the image: only the image and a list of patches are kept between two clicks.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,15 @@ from steadygaze.faithfulness.inputs import RATIOS, CachedForward
 from steadygaze.faithfulness.removal import NAMES, VALUE_NAMES, ranking, removal
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
+from steadygaze.look.attention import attention
+from steadygaze.look.drawing import checked_index, draw_frame, overlay
+from steadygaze.look.features import Features, features
 from steadygaze.methods.explain import explain
 from steadygaze.methods.learned import with_files
 from steadygaze.methods.registry import Method, parse_method
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.results.attribution import Attribution
+from steadygaze.results.drawing import to_pil_image
 from steadygaze.runs.plan import choose
 from steadygaze.target import NOUNS, Outputs, percent, predictions, summarize
 from steadygaze.vit.adapt import adapt
@@ -45,7 +50,16 @@ REMOVAL_TEXTS = {
     "fill": "painted in the mean color",
 }
 
+QUERY_TEXTS = {
+    "class": "the class token",
+    "mean": "the mean of all patches",
+    "answer": "the tokens that the answer is read from",
+}
+PCA_OPACITY = 0.8
+
 ImageInput = Image.Image | str | Path | bytes
+Pixel = tuple[int, int]  # x and y in the image that the model sees
+Patch = tuple[int, int]  # row and column
 
 
 OnProblem = Callable[[SteadygazeError], None]
@@ -65,6 +79,22 @@ class RemovalCurves:
     deletion: tuple[tuple[float, float], ...]
     insertion: tuple[tuple[float, float], ...]
     scores: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Look:
+    """A layer of the model, drawn over the image.
+
+    Attributes:
+        caption: What is drawn, in words.
+        heads: Number of heads of the layer; None where heads do not matter.
+        head: The head that is drawn; None: the mean of all heads.
+    """
+
+    image: Image.Image
+    caption: str
+    heads: int | None = None
+    head: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,9 +249,84 @@ class Viewer:
         count = round(share * len(order))
         return order[:count], order[count:]
 
+    def attention_overlay(
+        self,
+        image: ImageInput | None,
+        layer: int = -1,
+        head: int | None = None,
+        pixel: Pixel | None = None,
+        *,
+        nearest_head: bool = False,
+    ) -> Look:
+        """What a head attends to, over the image.
+
+        Args:
+            head: None: the mean of all heads.
+            pixel: The query is the patch at this pixel, which gets a frame. None: the class token, or the
+                mean of all patches of a model without one.
+            nearest_head: Whether a head that the layer does not have stands for its last one.
+
+        Raises:
+            MethodUnavailableError: If the attention of this layer cannot be read.
+        """
+        tensor = self._tensor(image)
+        read = replace(attention(self.vit, tensor), shown=(self._shown(tensor),))
+        layer = checked_index("layer", layer, len(read))
+        query: Patch | None = None
+        if pixel is not None:
+            last = read.tokens_of(layer)[-1]
+            assert isinstance(last, tuple)  # row and column: patches are the last tokens
+            query = self._patch(pixel, (last[0] + 1, last[1] + 1))
+        if nearest_head and isinstance(head, int):
+            head = min(head, read.heads(layer) - 1)
+        drawn = read.overlay(layer, "mean" if head is None else head, query)
+        heads = read.heads(layer)  # known after the layer has run once
+        head = None if head is None else checked_index("head", head, heads)
+        of = f"mean of {heads} heads" if head is None else f"head {head} of {heads}"
+        asked = QUERY_TEXTS[read.query_of(layer)] if query is None else f"patch {query}"
+        return Look(drawn, f"Attention of layer {layer}, {of}. Query: {asked}.", heads, head)
+
+    def similar(self, image: ImageInput | None, layer: int = -1, pixel: Pixel | None = None) -> Look:
+        """Which patches have features like those of one patch: cosine similarity, over the image.
+
+        Args:
+            pixel: A pixel of the patch; None: the center of the image.
+        """
+        tensor = self._tensor(image)
+        found, number = self._features(tensor, layer)
+        height, width = self.loaded.size
+        patch = self._patch((width // 2, height // 2) if pixel is None else pixel, found.grid)
+        values = found.similarity(0, patch)[0]
+        # from the least similar patch on: in late layers, all patches are alike to some degree
+        drawn = overlay(values - values.min(), self._shown(tensor))
+        draw_frame(drawn, found.grid, patch)
+        low, high = float(values.min()), float(values.max())
+        return Look(
+            drawn,
+            f"Cosine similarity of features of layer {number} to patch {patch}: {low:.2f} to {high:.2f}.",
+        )
+
+    def pca(self, image: ImageInput | None, layer: int = -1) -> Look:
+        """The first three principal components of the patches' features as red, green and blue."""
+        tensor = self._tensor(image)
+        found, number = self._features(tensor, layer)
+        result = found.pca(min(3, *found.values.flatten(0, 2).shape))
+        colors = to_pil_image(result.colors[0].permute(2, 0, 1).float().cpu().numpy())
+        shown = self._shown(tensor)
+        drawn = Image.blend(shown, colors.resize(shown.size, Image.Resampling.NEAREST), PCA_OPACITY)
+        share = percent(float(result.explained.sum()))
+        return Look(
+            drawn,
+            f"Principal components of the features of layer {number} as colors, {share} of the variance: "
+            "patches of similar colors have similar features.",
+        )
+
     def shown(self, image: ImageInput) -> Image.Image:
         """What the model sees, enlarged; small images without blur."""
-        seen = self.loaded.to_image(self._tensor(image)[0])
+        return self._shown(self._tensor(image))
+
+    def _shown(self, tensor: Tensor) -> Image.Image:
+        seen = self.loaded.to_image(tensor[0])
         side = max(seen.size)
         if side <= MAX_PIXEL_ART:  # every pixel becomes a square
             scale = SIDE // side
@@ -273,6 +378,19 @@ class Viewer:
         (with_file,) = with_files([method], {method.base.name: file})
         assert isinstance(with_file, Method)
         return with_file
+
+    # -- looking ---------------------------------------------------------------------------------------
+
+    def _features(self, tensor: Tensor, layer: int) -> tuple[Features, int]:
+        """Features at a layer, and the layer's number counted from 0."""
+        number = checked_index("layer", layer, len(self.vit.blocks))
+        return features(self.vit, tensor, number), number
+
+    def _patch(self, pixel: Pixel, grid: tuple[int, int]) -> Patch:
+        """The patch that a pixel is in."""
+        height, width = self.loaded.size
+        x, y = (checked_index(name, at, n) for name, at, n in zip("xy", pixel, (width, height), strict=True))
+        return y * grid[0] // height, x * grid[1] // width
 
     # -- tensors ---------------------------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ def serve(
     max_calls: Annotated[int, declare(LIMITS, "Maximum number of waiting calls.", metavar="N", min=1)] = 100,
     **values: Any,
 ) -> None:
-    """Serve an interactive page: explain an image, test the explanation, remove patches (extra: app).
+    """Serve an interactive page: look at a model, explain, verify, remove patches (extra: app).
 
     Example: steadygaze app
     Example: steadygaze app -m deit_small_patch16_224 --port 8080 --open

@@ -215,9 +215,10 @@ class Attention:
         "class" if there is a class token; "answer" if the model answers a question: the tokens that the
         answer is read from; else "mean", of all patches.
         """
-        return self._query(-1)
+        return self.query_of(-1)
 
-    def _query(self, layer: int) -> str:
+    def query_of(self, layer: int) -> str:
+        """The query of a layer's map unless another is given; layers differ in hierarchical models only."""
         if _text(self.vit) is not None:
             return "answer"
         return "class" if "class" in self.tokens_of(layer) else "mean"
@@ -240,7 +241,7 @@ class Attention:
         """x^0 .. x^L without gradients."""
         model = self.vit.model
         with torch.no_grad(), without_autocast(model), evaluation_mode(model):
-            x = [self.vit.embed(self.images.detach())]
+            x = [self._embedded]
             for block in self.vit.blocks:
                 x.append(block(x[-1]))
         return tuple(x)
@@ -248,8 +249,6 @@ class Attention:
     @cached_property
     def _embedded(self) -> Tensor:
         """x^0 without gradients."""
-        if "_hidden" in self.__dict__:
-            return self._hidden[0]
         model = self.vit.model
         with torch.no_grad(), without_autocast(model), evaluation_mode(model):
             return self.vit.embed(self.images.detach())
@@ -415,7 +414,7 @@ class Attention:
         """The tokens whose attention is averaged for a query."""
         tokens = self.tokens_of(layer)
         found = self._arrangement(layer)
-        query = self._query(layer) if query is None else query
+        query = self.query_of(layer) if query is None else query
         if query == "mean":
             return list(range(found.prefix, len(tokens)))
         if query == "answer" and _text(self.vit) is not None:
@@ -620,7 +619,7 @@ class Attention:
                 raise InputError(f"layer: expected {index_range(len(self))} beside head={head!r}, got none")
             return self._overview(query, image)
         number = self._layer(layer)
-        title = f"layer {number}, query {self._query(number) if query is None else query}"
+        title = f"layer {number}, query {self.query_of(number) if query is None else query}"
         if head is None or head == "all" or isinstance(head, list | tuple):
             return self._side_by_side(number, None if isinstance(head, str) else head, query, image, title)
         drawn = self.overlay(number, head, query, image=image)
