@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from steadygaze.data.preprocess import Preprocess
@@ -141,16 +142,16 @@ def _check_weights(folder: Path, name: str, *, needed: bool) -> None:
         if not needed:
             return
         raise CheckpointError(
-            f"{folder} has no weights ({', '.join(WEIGHT_SUFFIXES)}): its model would be "
-            "random. Complete the "
-            "folder, or give a checkpoint.",
+            f"{folder} has no weights ({', '.join(WEIGHT_SUFFIXES)}): its model would be random. Complete "
+            "the folder, or give a checkpoint.",
             option="checkpoint",
         )
     check_checkpoint(found)
     available = Path(found).stat().st_size
-    model = open_clip.create_model(
-        LOCAL + str(folder), load_weights=False, pretrained_text=False, device="meta"
-    )
+    with torch.device("meta"):  # open_clip's own `device` builds the model in memory first
+        model = open_clip.create_model(
+            LOCAL + str(folder), load_weights=False, pretrained_text=False, device="meta"
+        )
     elements = sum(tensor.numel() for tensor in model.state_dict().values())
     if elements > 2 * available + SPARE_ELEMENTS:
         raise CheckpointError(
