@@ -436,7 +436,7 @@ def answered(limits: Limits, handler: Callable[..., Any]) -> Callable[..., Any]:
 
 FIRST_METHODS = (DEFAULT, "gae", "rollout", "gradcam")  # selected at the start, if the model supports them
 TEXTS = {
-    "look": "What the model attends to, and which patches are alike to it. Click a patch of the image.",
+    "look": "What the model attends to, and which patches it sees as similar. Click a patch of the image.",
     "explain": "Warm patches are evidence for the {noun}. If methods disagree, verify them.",
     "verify": "Patches are removed, most relevant first (deletion: the {quantity} should fall early), or "
     "inserted (insertion: it should rise early). One image is not a measurement: `steadygaze verify` "
