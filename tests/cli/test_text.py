@@ -147,5 +147,9 @@ def test_the_page_has_a_box_for_prompts(clip: Path) -> None:
             handle_file(image), prompts, ["ixg"], "a dog", "default of the method", False, api_name="/explain"
         )
         assert len(gallery) >= 1
+        _, _, caption, *_ = client.predict(
+            handle_file(image), "Attention", 0, True, 0, "", api_name="/look"
+        )  # needs no prompts
+        assert "layer 0" in caption
         with pytest.raises(Exception, match="2 to 100 different texts"):
             client.predict(handle_file(image), "a cat", api_name="/load")
