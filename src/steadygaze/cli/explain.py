@@ -81,6 +81,7 @@ class ExplainOptions(options.ModelOptions):
     patches: Annotated[
         bool, declare(OUTPUT, "Also write overlays without interpolation between patches.", "--patches")
     ] = False
+    calibration: options.CalibrationFile = None
     diffmask: options.DiffMask = None
     maps: Annotated[
         Path | None,
@@ -124,7 +125,7 @@ class ExplainOptions(options.ModelOptions):
     @property
     def learned(self) -> dict[str, Path | None]:
         """The files of learned methods, by the method's name."""
-        return {"diffmask": self.diffmask, "vit_shapley": self.shapley}
+        return {"calibrated": self.calibration, "diffmask": self.diffmask, "vit_shapley": self.shapley}
 
 
 @takes(ExplainOptions)

@@ -23,6 +23,7 @@ from steadygaze.errors import (
 )
 from steadygaze.loading.inputs import Images, prepare_inputs
 from steadygaze.methods.aggregate import layers, shares
+from steadygaze.methods.learned import with_files
 from steadygaze.methods.registry import (
     DEFAULT,
     Method,
@@ -82,6 +83,7 @@ def explain(
     *,
     score: str | None = None,
     transform: Transform | None = None,
+    calibration: Any = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Attribution: ...
 @overload
@@ -93,6 +95,7 @@ def explain(
     method: Methods,
     score: str | None = None,
     transform: Transform | None = None,
+    calibration: Any = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Attributions: ...
 def explain(
@@ -103,6 +106,7 @@ def explain(
     *,
     score: str | None = None,
     transform: Transform | None = None,
+    calibration: Any = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Attribution | Attributions:
     """Compute attribution maps: how much evidence each patch of an image is for a class.
@@ -127,6 +131,7 @@ def explain(
         transform: How images that are not a tensor are preprocessed: a callable from an RGB image of PIL to a
             tensor (3, H, W), such as a `Compose` of torchvision. By default the preprocessing of the loaded
             model, or the one that a module of timm or transformers declares.
+        calibration: Of the method "calibrated": the result of `calibrate`, or the file it was saved to.
         on_progress: Called with a `Progress` during long searches. An interrupted search returns the map of
             the runs that were done, with a `PartialMapWarning`.
 
@@ -156,6 +161,7 @@ def explain(
         sg.explain("deit_tiny_patch16_224", "cat.jpg").save("map.png")
         ```
     """
+    method = method if calibration is None else _calibrated(method, calibration)
     inputs = prepare_inputs(model, images, transform)
     regions = each_region(target, inputs.images)
     if regions is None:
@@ -170,6 +176,20 @@ def explain(
         name: replace(result, images=inputs.shown, names=inputs.names) for name, result in results.items()
     }
     return next(iter(kept.values())) if isinstance(method, (str, Method)) else Attributions(kept)
+
+
+def _calibrated(requested: Any, calibration: Any) -> Any:
+    """What was requested, with the method "calibrated" reading the calibration."""
+    alone = isinstance(requested, (str, Method))
+    names = [requested] if alone else list(requested)
+    with_calibration = with_files(names, {"calibrated": calibration})
+    if len(with_calibration) > len(names):
+        raise InputError(
+            'calibration: it is used by method="calibrated" only, which is not among the requested methods. '
+            "Add it, or leave calibration out",
+            option="calibration",
+        )
+    return with_calibration[0] if alone else with_calibration
 
 
 def _explain(
