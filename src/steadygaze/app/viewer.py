@@ -23,7 +23,7 @@ from steadygaze.data.decoding import to_rgb
 from steadygaze.data.images import read_image
 from steadygaze.errors import DegenerateMapWarning, InputError, SteadygazeError
 from steadygaze.faithfulness.inputs import RATIOS, CachedForward
-from steadygaze.faithfulness.removal import NAMES, VALUE_NAMES, ranking, removal
+from steadygaze.faithfulness.removal import NAMES, VALUE_NAMES, removal
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.look.attention import attention
@@ -38,7 +38,7 @@ from steadygaze.results.drawing import to_pil_image
 from steadygaze.runs.plan import choose
 from steadygaze.target import NOUNS, Outputs, percent, predictions, summarize
 from steadygaze.vit.adapt import adapt
-from steadygaze.vit.removal import HidingMode, can_mask, subset_logits
+from steadygaze.vit.removal import HidingMode, available_hiding, ranking, subset_logits
 from steadygaze.vit.view import ViT
 
 SIDE = 672  # pixels of the longer side of images that are shown, or a little fewer
@@ -138,10 +138,8 @@ class Viewer:
     @cached_property
     def removal_mode(self) -> HidingMode:
         """How patches are left out: "remove", or the closest that the model allows."""
-        if self.vit.plan.removable:
-            return "remove"
         blank = torch.zeros(1, *self.vit.plan.input_size, device=self._device)
-        return "mask" if can_mask(self.vit, self.vit.embed(blank)) else "fill"
+        return available_hiding(self.vit, self.vit.embed(blank))
 
     @property
     def outputs(self) -> Outputs:
