@@ -34,6 +34,7 @@ from steadygaze.methods.learned import with_files
 from steadygaze.methods.registry import Method, parse_method
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.results.attribution import Attribution
+from steadygaze.results.check import draw_check, stack
 from steadygaze.results.drawing import to_pil_image
 from steadygaze.runs.plan import choose
 from steadygaze.target import NOUNS, Outputs, percent, predictions, summarize
@@ -172,12 +173,14 @@ class Viewer:
         target: str | None = None,
         score: str | None = None,
         *,
+        check: bool = False,
         on_progress: OnProgress = ignore_progress,
         on_problem: OnProblem | None = None,
     ) -> dict[str, Attribution]:
         """The maps of several methods. target: an entry of `classes`, a number or a name; None: predicted.
 
         Args:
+            check: Whether the maps get their removal curves.
             on_problem: Called with the error of each method that has no map; by default the first one is
                 raised. If no method has a map, it is always raised.
         """
@@ -189,7 +192,13 @@ class Viewer:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DegenerateMapWarning)  # an empty map is visible
                 return explain(
-                    self.vit, tensor, class_index, method=some, score=score, on_progress=on_progress
+                    self.vit,
+                    tensor,
+                    class_index,
+                    method=some,
+                    score=score,
+                    check=check,
+                    on_progress=on_progress,
                 )
 
         found = _each_that_works(maps_of, list(requested.values()), problems)
@@ -203,15 +212,23 @@ class Viewer:
     def overlays(
         self, image: ImageInput, maps: dict[str, Attribution], signed: bool = False, mode: str = "bicubic"
     ) -> list[tuple[Image.Image, str]]:
-        """Every map over the image, with the name of the method and the class; mode: of resizing."""
+        """Every map over the image, with the name of the method and the class; mode: of resizing.
+
+        Below a map that was checked are its removal curves.
+        """
         shown = self.shown(image)
-        return [
-            (
-                attribution.overlay(shown, signed=signed, mode=mode),
-                f"{name}: {attribution.title(0, self._short_names)}",
-            )
-            for name, attribution in maps.items()
-        ]
+        drawn = []
+        for name, attribution in maps.items():
+            overlay = attribution.overlay(shown, signed=signed, mode=mode)
+            if attribution.check is not None:
+                overlay = stack([overlay, draw_check(attribution.check, width=overlay.width)])
+            drawn.append((overlay, f"{name}: {attribution.title(0, self._short_names)}"))
+        return drawn
+
+    def check_texts(self, maps: dict[str, Attribution]) -> dict[str, str]:
+        """What removing the brightest patches does, a sentence for each map that was checked."""
+        texts = {name: attribution.check_text(0, self._short_names) for name, attribution in maps.items()}
+        return {name: text for name, text in texts.items() if text}
 
     def removal_curves(self, image: ImageInput, maps: dict[str, Attribution]) -> list[RemovalCurves]:
         """Removal curves and scores of every map on this image, and of a random ranking."""

@@ -547,6 +547,16 @@ def print_checks(results: Results, console: Console) -> None:
         print_line(console, "\n".join(lines).replace(NO_BREAK, " "))
     if len(results.checks) > TABLE_ROWS:
         print_line(console, f"and {len(results.checks) - TABLE_ROWS} more in the manifest")
+    if len(results.rows) > 1:
+        for method in results.scores:
+            verdicts = [
+                check["verdict"] for row in results.rows for check in row.get("checks", {}).get(method, ())
+            ]
+            if verdicts:
+                count = (
+                    f"{verdicts.count('better')} of {len(verdicts)} maps, worse on {verdicts.count('worse')}"
+                )
+                print_line(console, f"{method}: better than chance on {count}")
 
 
 def print_files(results: Results, console: Console) -> None:

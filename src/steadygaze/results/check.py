@@ -37,9 +37,10 @@ ACTIONS: dict[HidingMode, tuple[str, str]] = {  # what is done to patches: the v
 }
 VERDICTS: dict[Verdict, str] = {
     "better": "",
-    "level": "On the whole, the map is no better than a random order.",
-    "worse": "On the whole, the map is worse than a random order.",
+    "level": "On the whole, the map does no better than chance.",
+    "worse": "On the whole, the map does worse than chance.",
 }
+MARGIN = 1.5  # spreads; one in twenty random maps is that much better by luck (docs/evidence/faithfulness.md)
 CURVES = ("insertion", "deletion", "chance")  # of a manifest's entry
 NUMBERS = ("whole", "spread")
 
@@ -101,9 +102,12 @@ class RemovalCheck:
         return (area(self.insertion, self.ratios) - area(self.deletion, self.ratios)) / 2
 
     def verdict(self, index: Any = 0) -> Verdict:
-        """Whether a map is "better" or "worse" than every random order that was tried, or "level"."""
-        gain, spread = float(self.versus_chance[index]), float(self.spread[index])
-        return "better" if gain > spread else "worse" if gain < -spread else "level"
+        """Whether a map is clearly "better" or "worse" than random orders: by 1.5 times their `spread`.
+
+        "level" otherwise. A random map is called better or worse in about one of ten images.
+        """
+        gain, limit = float(self.versus_chance[index]), MARGIN * float(self.spread[index])
+        return "better" if gain > limit else "worse" if gain < -limit else "level"
 
     def sentence(self, index: Any = 0, name: str = "it") -> str:
         """What removing a tenth of the patches does; and if the map fails, a second sentence that says so.
