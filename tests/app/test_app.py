@@ -161,9 +161,10 @@ def test_the_page_works_over_http(loaded: LoadedModel) -> None:
     try:
         client = Client(address, verbose=False)
         asked = (handle_file(IMAGE_FILE), ["gae", "gradcam"], "predicted class", "default of the method")
-        said, maps = client.predict(*asked, False, api_name="/explain")
+        said, maps, checks = client.predict(*asked, False, True, api_name="/explain")
         assert said["confidences"][0]["label"] == said["label"]
         assert [one["caption"].split(":")[0] for one in maps] == ["gae", "gradcam"]
+        assert checks.count("<li>") == 2 and "<b>gae</b>: Removing the 6 brightest patches" in checks
         *_, table = client.predict(*asked, api_name="/verify")
         assert [row[0] for row in table["data"]] == ["gae", "gradcam", "random"]
         *_, words = client.predict(*asked, 25, api_name="/remove_top")
@@ -176,7 +177,7 @@ def test_the_page_works_over_http(loaded: LoadedModel) -> None:
             with pytest.raises(Exception, match="removed patches: expected a list of numbers"):
                 client.predict(handle_file(IMAGE_FILE), wrong, api_name="/what_if")
         with pytest.raises(Exception, match="at least one method"):
-            client.predict(asked[0], [], *asked[2:], False, api_name="/explain")
+            client.predict(asked[0], [], *asked[2:], False, True, api_name="/explain")
     finally:
         made.close()
         gradio.close_all()
