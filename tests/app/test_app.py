@@ -181,3 +181,27 @@ def test_the_page_works_over_http(loaded: LoadedModel) -> None:
     finally:
         made.close()
         gradio.close_all()
+
+
+def test_explain_checks_each_map_and_shows_both_scores(viewer: Viewer) -> None:
+    from steadygaze.app.layout import BOTH_SCORES, DEFAULT_SCORE, PREDICTED, Events
+
+    events = Events(viewer)
+    _, plain, no_words = events.explain(IMAGE_FILE, ["gae"], PREDICTED, DEFAULT_SCORE, False, False)
+    _, checked, words = events.explain(IMAGE_FILE, ["gae"], PREDICTED, DEFAULT_SCORE, False, True)
+    assert no_words == "" and words.count("<li>") == 1 and "brightest patches" in words
+    assert checked[0][0].height > plain[0][0].height and checked[0][0].width == plain[0][0].width
+    asked = (IMAGE_FILE, ["rollout", "gaze"], PREDICTED, BOTH_SCORES)
+    _, both, words = events.explain(*asked, False, True)
+    names = ["gaze, log_odds", "gaze, logit", "rollout"]
+    assert [caption.split(":")[0] for _, caption in both] == names and words.count("<li>") == 3
+    *_, table = events.verify(*asked)
+    assert [row[0] for row in table] == [*names, "random"]
+    board, *_ = events.remove_top(*asked, 20, False)
+    assert len(board.value) == 13
+
+
+def test_names_in_checks_are_text() -> None:
+    from steadygaze.app.layout import check_list
+
+    assert check_list({"<b>": "lowers <script> from 1 % to 0.0 %."}).count("<") == 6

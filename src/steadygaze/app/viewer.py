@@ -221,7 +221,9 @@ class Viewer:
         for name, attribution in maps.items():
             overlay = attribution.overlay(shown, signed=signed, mode=mode)
             if attribution.check is not None:
-                overlay = stack([overlay, draw_check(attribution.check, width=overlay.width)])
+                curves = draw_check(attribution.check, width=overlay.width, font_size=overlay.width // 28)
+                room = Image.new("RGB", (overlay.width, overlay.width // 12), "white")  # for the caption
+                overlay = stack([overlay, curves, room])
             drawn.append((overlay, f"{name}: {attribution.title(0, self._short_names)}"))
         return drawn
 

@@ -251,13 +251,18 @@ SMOOTH = 3  # lines are drawn this much larger, then reduced
 TICKS = (1, 2, 2.5, 5, 10)
 
 
-def draw_check(check: RemovalCheck, index: Any = 0, *, width: int = 224) -> Image.Image:
+def draw_check(
+    check: RemovalCheck, index: Any = 0, *, width: int = 224, font_size: int | None = None
+) -> Image.Image:
     """The removal curves of one map: the quantity over the share of patches that are removed.
 
     Insertion is drawn as what it also is, removal of the dimmest patches first, so that chance is one curve,
     and the area between the two others is `versus_chance`, twice.
+
+    Args:
+        font_size: In pixels; by default as it fits the width.
     """
-    font = load_font(max(10, width // 18))
+    font = load_font(font_size or max(10, width // 18))
     line = math.ceil(font.size * 1.35)
     height = round(0.52 * width)
     whole = (0.0, float(check.whole[index]))
@@ -276,16 +281,17 @@ def draw_check(check: RemovalCheck, index: Any = 0, *, width: int = 224) -> Imag
         share, y = point
         return left + share * (right - left), bottom - (y - low) / (high - low) * (bottom - top)
 
+    stroke = max(2.0, width / 112)
     plot = Image.new("RGB", (sheet.width * SMOOTH, sheet.height * SMOOTH), PAPER)
     pen = ImageDraw.Draw(plot)
     for y in (low, (low + high) / 2, high):
         ends = (place((0, y)), place((1, y)))
-        pen.line([(x * SMOOTH, y * SMOOTH) for x, y in ends], "#e2e2e6", SMOOTH)
+        pen.line([(x * SMOOTH, y * SMOOTH) for x, y in ends], "#e2e2e6", round(SMOOTH * stroke / 2))
     for curve, color in ((chance, RANDOM), (insertion, DIMMEST), (deletion, BRIGHTEST)):
         points = [tuple(SMOOTH * v for v in place(p)) for p in curve if math.isfinite(p[1])]
-        pen.line(points, color, 2 * SMOOTH, joint="curve")
+        pen.line(points, color, round(SMOOTH * stroke), joint="curve")
+        radius = 1.1 * stroke * SMOOTH
         for x, y in points[1:]:
-            radius = 2.2 * SMOOTH
             pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=color)
     sheet = plot.resize(sheet.size, Image.Resampling.LANCZOS)
     pen = ImageDraw.Draw(sheet)
