@@ -40,7 +40,7 @@ VERDICTS: dict[Verdict, str] = {
     "level": "On the whole, the map does no better than chance.",
     "worse": "On the whole, the map does worse than chance.",
 }
-MARGIN = 1.5  # spreads; one in twenty random maps is that much better by luck (docs/evidence/faithfulness.md)
+MARGIN = 1.5  # spreads; one in twenty random maps is that much better by luck (docs/choosing.md)
 CURVES = ("insertion", "deletion", "chance")  # of a manifest's entry
 NUMBERS = ("whole", "spread")
 

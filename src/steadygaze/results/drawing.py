@@ -10,6 +10,7 @@ muted.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -266,7 +267,7 @@ def load_font(size: int) -> Any:
 def wrap_text(text: str, font: Any, width: float) -> list[str]:
     """The text in lines of at most this width, broken between words, not before %; a longer word is cut."""
     lines: list[str] = []
-    for word in text.replace(" %", "\N{NO-BREAK SPACE}%").split(" "):
+    for word in re.split(" (?!%)", text):
         if lines and font.getlength(f"{lines[-1]} {word}") <= width:
             lines[-1] = f"{lines[-1]} {word}"
         else:
