@@ -150,7 +150,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--only-tables", action="store_true", help="leave the figures of photographs as they are")
+    parser.add_argument("--only-tables", action="store_true", help="only figures of tables")
     options = parser.parse_args()
     draw_stress()
     draw_steady()
