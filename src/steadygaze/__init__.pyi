@@ -50,6 +50,7 @@ from .questions.features import similar_to as similar_to
 from .questions.regions import Region as Region
 from .questions.text import zero_shot as zero_shot
 from .results.attribution import Attribution as Attribution
+from .results.check import RemovalCheck as RemovalCheck
 from .results.comparison import Attributions as Attributions
 from .runs.rows import Rows as Rows
 from .runs.stress import stress as stress

@@ -23,6 +23,7 @@ from steadygaze.errors import (
 )
 from steadygaze.loading.inputs import Images, prepare_inputs
 from steadygaze.methods.aggregate import layers, shares
+from steadygaze.methods.check import with_checks
 from steadygaze.methods.learned import with_files
 from steadygaze.methods.registry import (
     DEFAULT,
@@ -82,6 +83,7 @@ def explain(
     method: MethodName = DEFAULT,
     *,
     score: str | None = None,
+    check: bool = False,
     transform: Transform | None = None,
     calibration: Any = None,
     on_progress: OnProgress = ignore_progress,
@@ -94,6 +96,7 @@ def explain(
     *,
     method: Methods,
     score: str | None = None,
+    check: bool = False,
     transform: Transform | None = None,
     calibration: Any = None,
     on_progress: OnProgress = ignore_progress,
@@ -105,6 +108,7 @@ def explain(
     method: Any = DEFAULT,
     *,
     score: str | None = None,
+    check: bool = False,
     transform: Transform | None = None,
     calibration: Any = None,
     on_progress: OnProgress = ignore_progress,
@@ -128,6 +132,10 @@ def explain(
         method: A name such as "gaze" or "ixg+plus", a `steadygaze.method(...)`, or a list of them.
         score: The quantity of the class to explain: "logit", "log_prob", "log_odds", "contrast" or "prob";
             None is the method's own. A label has no contrast; of a value, the value itself is explained.
+            The logit is evidence for the class, also where it is shared with similar classes, and lights the
+            whole object; the log-odds are evidence for this class and no other, and light what sets it apart.
+        check: Whether to measure each map by removing its patches, about five forward passes for each map and
+            ten for random orders: the result's `check` has the curves, and figures show them.
         transform: How images that are not a tensor are preprocessed: a callable from an RGB image of PIL to a
             tensor (3, H, W), such as a `Compose` of torchvision. By default the preprocessing of the loaded
             model, or the one that a module of timm or transformers declares.
@@ -165,10 +173,10 @@ def explain(
     inputs = prepare_inputs(model, images, transform)
     regions = each_region(target, inputs.images)
     if regions is None:
-        results = _explain(inputs.model, inputs.images, target, method, score, on_progress)
+        results = _explain(inputs.model, inputs.images, target, method, score, check, on_progress)
     else:
         parts = [
-            _explain(inputs.model, inputs.images[i : i + 1], region, method, score, on_progress)
+            _explain(inputs.model, inputs.images[i : i + 1], region, method, score, check, on_progress)
             for i, region in enumerate(regions)
         ]
         results = {name: concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -193,7 +201,13 @@ def _calibrated(requested: Any, calibration: Any) -> Any:
 
 
 def _explain(
-    model: Any, images: Tensor, target: Any, method: Any, score: str | None, on_progress: OnProgress
+    model: Any,
+    images: Tensor,
+    target: Any,
+    method: Any,
+    score: str | None,
+    check: bool,
+    on_progress: OnProgress,
 ) -> dict[str, Attribution]:
     """`explain` for preprocessed images with one target for all of them, by the name of the method."""
     classifier, target = pose(model, images, target)
@@ -204,7 +218,15 @@ def _explain(
     clean = CleanForward.of(vit, images)
     if note := range_note(classifier, clean.images):
         warn(note, ImagesOutOfRangeWarning, stacklevel=3)
+    if check and vit.plan.outputs == "features" and target is None:
+        raise InputError(
+            "check: no quantity of the features is explained, so there is none to measure without patches. "
+            "Give a target, such as sg.similar_to(other_image), or leave check out.",
+            option="check",
+        )
     results = explain_batch(clean, target, chosen, score, on_progress, details=True)
+    if check:
+        results = with_checks(clean, results, target)
     classes = display_names(classifier, results[chosen[0].name].logits.shape[1])
     return {name: replace(results[m.name], classes=classes) for name, m in requested.items()}
 
