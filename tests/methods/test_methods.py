@@ -317,7 +317,7 @@ def test_own_scores(kind: str) -> None:
     """gaze and its kin have log-odds of their own, LibraGrad log_prob, searches and Shapley values the
     probability, every other name the logit; a score given wins.
     """
-    own = {"gaze": "log_odds", "libra": "log_prob"}
+    own = {"gaze": "log_odds", "calibrated": "log_odds", "libra": "log_prob"}
     for info in list_methods():
         of_probability = info.name == "vit_shapley" or (info.name in SEARCHED and info.name != "atman")
         assert info.score == ("prob" if of_probability else own.get(info.name.partition("_")[0], "logit"))
