@@ -35,7 +35,7 @@ def test_scores_are_those_of_verify(images: Tensor) -> None:
         assert np.allclose(scores[name], wanted.to_numpy(), atol=1e-4)
 
 
-def test_a_setting_is_kept_only_beyond_its_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_is_kept_only_beyond_two_standard_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """One setting is better by 5 for every image, another by 1 on average with a large spread."""
     noise = np.array([9.0, -8.0, 11.0, -8.0])
 

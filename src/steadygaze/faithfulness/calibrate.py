@@ -3,7 +3,7 @@
 The family is that of `gaze_removal` (docs/equations.md#gaze-removal, docs/equations.md#calibrate): the
 limit of a layer's weight, the first layer, the share of frozen attention, the weight of q, and the halves of
 `gaze_halves`. One setting is changed after the other, from the default on, and a change is kept only if its
-mean gain over the images exceeds its standard error. Half of the images choose, the other half report.
+mean gain over the images exceeds twice its standard error. Half of the images choose, the others report.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class _Search:
             self.on_progress(Progress("calibrate", min(len(self.scores), self.total), self.total, "settings"))
 
     def better(self, current: str, others: Sequence[str]) -> str:
-        """The best of the others if it gains more than the standard error of its gain, else the current."""
+        """The best of the others if it gains more than twice the standard error, else the current one."""
         self.measure([current, *others])
         best = max(others, key=lambda name: float(self.scores[name].mean()))
         gain = self.scores[best] - self.scores[current]
-        return best if gain.mean() > gain.std(ddof=1) / len(gain) ** 0.5 else current
+        return best if gain.mean() > 2 * gain.std(ddof=1) / len(gain) ** 0.5 else current
 
 
 def calibrate(
