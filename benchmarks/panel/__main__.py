@@ -52,7 +52,9 @@ def main() -> None:
     parser.add_argument(
         "--offset", type=int, default=400, help="place of the first image of a class, by name"
     )
-    parser.add_argument("--classes", type=int, default=40, help="at most this many classes of ImageNet or pets")
+    parser.add_argument(
+        "--classes", type=int, default=40, help="at most this many classes of ImageNet or pets"
+    )
     parser.add_argument(
         "--reference", default=DEFAULT, help="method whose differences to the others are printed"
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import steadygaze as sg
 from benchmarks.panel import panel, selection
+from steadygaze.methods.registry import DEFAULT
 
 IMAGES = {"cifar10": (4, 0, None), "imagenet": (1, 1, 48), "pets": (2, 14, None)}  # of a class, from, classes
 
@@ -29,8 +30,8 @@ def table(rows: list[dict[str, object]]) -> str:
     for row in rows:
         found = sg.Calibration(**row)  # type: ignore[arg-type]
         mean, low, high = found.gain
-        own, default = found.scores[found.name], found.scores["gaze_weighted"]
-        options = found.name.partition(":")[2].replace(",", ", ")
+        own, default = found.scores[found.name], found.scores[DEFAULT]
+        options = found.name.partition(":")[2].replace(",", ", ") or "as the default"
         cells = (f"{own:.1f}", f"{default:.1f}", f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]")
         lines.append(f"| {found.model} | {options} | {' | '.join(cells)} | {found.reported_on} |")
     return "\n".join(lines)

@@ -187,7 +187,7 @@ WHOLE_OPTIONS = {
     "pca": {"at", "normalize"},
     "gaze_twice": set(),
     "gaze_halves": {"weight", "keys", "limit"},
-    "gaze_outline": {"limit", "against", "temperature"},
+    "gaze_outline": {"limit", "keys", "first", "against", "share", "temperature"},
     "calibrated": {"file"},  # its tests are in tests/faithfulness/test_calibrate.py
     "full_lrp": set(),
     "attnlrp_gamma": {"gamma", "conv_gamma", "attention"},
@@ -543,6 +543,11 @@ def test_gaze_halves(kind: str, options: dict[str, float], monkeypatch: pytest.M
 @pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 def test_gaze_outline(kind: str) -> None:
     model, images = case(kind)
-    for options in ({"limit": 0.1}, {"against": 1.0}, {"temperature": 1.0, "against": 0.25, "limit": 1e6}):
+    for options in (
+        {"limit": 0.1, "keys": 0.5},
+        {"against": 1.0, "first": 1},
+        {"temperature": 1.0, "against": 0.25, "limit": 1e6, "share": 0.75},
+        {"share": 0.0, "first": 2, "limit": 0.05},
+    ):
         wanted = METHODS["gaze_outline"](model, images, TARGET, **options)
         close(explained(kind, join_name("gaze_outline", options)), wanted, str(options))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from steadygaze.trace.rules import Rules
     from steadygaze.vit.view import ViT
 
-DEFAULT = "gaze_weighted"  # chosen on the panel: docs/evidence/default.md
+DEFAULT = "gaze_outline"  # chosen on the panel: docs/evidence/default.md
 
 Aggregator = Literal["first", "last", "rollout", "plus", "skipplus"]
 AGGREGATORS = ("last", "rollout", "plus", "skipplus")
