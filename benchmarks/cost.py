@@ -127,7 +127,7 @@ def count_metrics(net: VisionTransformer, count: Counter) -> dict[str, float]:
         each = passes[1] - passes[0]
         rest = passes[0] - each
         copied = (
-            6.0 if "randomization" in names else 0.0
+            6.0 if any("randomization" in name for name in names) else 0.0
         )  # a copy of the model is checked, and its parts found
         shown = ", ".join(f"`{name}`" for name in names)
         line(shown, f"{each:.1f}", f"{rest - copied:.0f}", f"{copied:.0f}", again or "")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from steadygaze.errors import InputError, MethodUnavailableError, UnknownNameError
+from steadygaze.faithfulness.hiding import HIDES
 from steadygaze.faithfulness.inputs import RATIOS
 from steadygaze.faithfulness.metric import METRICS, check_outputs, metric
 from steadygaze.faithfulness.perturbation import FILLS
@@ -82,7 +83,8 @@ class Plan:
     i.
 
     Attributes:
-        fill: What positive_perturbation and negative_perturbation fill pixels with.
+        fill: What positive_perturbation and negative_perturbation fill pixels with, and hide="paint".
+        hide: How metrics of token removal hide patches.
         own_scores: Every method explains its own default score, so that one call serves all.
     """
 
@@ -91,6 +93,7 @@ class Plan:
     ratios: tuple[float, ...]
     seed: int = 0
     fill: str = "zero"
+    hide: str = "remove"
     own_scores: bool = False
 
     @cached_property
@@ -166,7 +169,10 @@ class Plan:
     @property
     def painting(self) -> list[str]:
         """The metrics that paint pixels black, so that the normalization must be known."""
-        return [name for name in self.metrics if METRICS[name].uses_fill and self.fill == "zero"]
+        paints = {name: METRICS[name].uses_fill for name in self.metrics}
+        if self.hide == "paint":
+            paints |= {name: True for name in self.metrics if METRICS[name].hides_patches}
+        return [name for name in self.metrics if paints[name] and self.fill == "zero"]
 
     @property
     def needs_masks(self) -> list[str]:
@@ -183,6 +189,7 @@ def make_plan(
     seed: int,
     start_layers: Sequence[int] | None = None,
     fill: str = "zero",
+    hide: str = "remove",
     maps: MapSource | None = None,
     random: bool = False,
 ) -> Plan:
@@ -202,6 +209,8 @@ def make_plan(
         check_score(score, outputs)
     if fill not in FILLS:
         raise UnknownNameError("fill", fill, FILLS)
+    if hide not in HIDES:
+        raise UnknownNameError("way to hide patches", hide, HIDES)
     if outputs == "values" and tuple(metrics) == DEFAULT_METRICS:
         metrics = DEFAULT_VALUE_METRICS
     names = tuple(dict.fromkeys(metric(name).name for name in metrics))
@@ -212,8 +221,8 @@ def make_plan(
     repeating = [name for name in names if METRICS[name].needs_explain]
     if stored and repeating:
         raise InputError(
-            f"{', '.join(repeating)}: the methods are run again on other weights or classes, which is not "
-            "possible for maps that are given. Leave these metrics out, or measure methods by name.",
+            f"{', '.join(repeating)}: the methods are run again on other weights, classes or images, which "
+            "is not possible for maps that are given. Leave these metrics out, or measure methods by name.",
             option="metrics",
         )
     if scores:
@@ -222,7 +231,7 @@ def make_plan(
         columns = tuple(Column(m, default_score(m.score, outputs)) for m in chosen)
     columns = _without_aliases(columns)
     columns = (*columns, *stored)
-    return Plan(columns, names, checked_ratios(ratios or RATIOS), seed, fill, own_scores=not scores)
+    return Plan(columns, names, checked_ratios(ratios or RATIOS), seed, fill, hide, not scores)
 
 
 def _without_aliases(columns: Sequence[Column]) -> tuple[Column, ...]:

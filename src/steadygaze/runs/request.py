@@ -356,8 +356,15 @@ class VerifyRequest(Request):
     )
     fill: str = option(
         "zero",
-        "Pixel values of removed patches in positive_perturbation and negative_perturbation: zero (black), "
-        "mean, blur or noise.",
+        "Pixel values of hidden patches in positive_perturbation, negative_perturbation and --hide paint: "
+        "zero (black), mean, blur or noise.",
+        type=str,
+    )
+    hide: str = option(
+        "remove",
+        "How metrics of token removal hide patches: remove their tokens, or paint their pixels with --fill.",
+        python='How metrics of token removal hide patches: "remove" their tokens, or "paint" their pixels '
+        "with `fill`.",
         type=str,
     )
     calibration: Path | None = shared(

@@ -212,6 +212,7 @@ class _BatchRows:
             seed=plan.seed,
             ratios=plan.ratios,
             fill=plan.fill,
+            hide=plan.hide,
             explain=explain_again,
             forward=self.forward,
             unattributed=_stacked([found.unattributed for found in maps.values()]),
@@ -443,6 +444,7 @@ def _plan(request: VerifyRequest, vit: ViT) -> Plan:
         request.seed,
         parse_start_layers(request.start_layers, vit),
         request.fill,
+        request.hide,
         None if request.maps is None else open_maps(request.maps),
         request.random,
     )
@@ -585,6 +587,7 @@ def _settings(plan: Plan, identity: dict[str, str], described: dict[str, Any]) -
         "seed": plan.seed,
         **({"maps": plan.stored[0].source.digest} if plan.stored else {}),
         **({} if plan.fill == "zero" else {"fill": plan.fill}),
+        **({} if plan.hide == "remove" else {"hide": plan.hide}),
         "versions": {"steadygaze": __version__, **versions()},
     }
 
