@@ -25,9 +25,10 @@ from torch import Tensor
 
 from steadygaze.errors import InputError, MethodUnavailableError, UnknownNameError
 from steadygaze.files import write_npz, write_png
-from steadygaze.loading.inputs import prepare_inputs
+from steadygaze.loading.inputs import announce, at_once, prepare_inputs
 from steadygaze.look.drawing import IMAGE_SUFFIXES, cell_image, checked_index, overlay
 from steadygaze.notebook import to_png
+from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.results.drawing import Row, robust_scale, tile
 from steadygaze.trace import Seam, Want
 from steadygaze.vit.adapt import adapt
@@ -47,6 +48,7 @@ def features(
     *,
     norm: bool = True,
     transform: Callable[[Image.Image], Tensor] | None = None,
+    on_progress: OnProgress = ignore_progress,
 ) -> Features:
     """Read the features of every patch at one layer of a model.
 
@@ -60,6 +62,8 @@ def features(
         norm: Whether tokens pass the model's final norm, as in the figures of DINOv2. Models that normalize
             pooled features only have no such norm, and neither have the earlier stages of a hierarchy.
         transform: How an image becomes the tensor (3, H, W) that a bare module takes.
+        on_progress: Called with a `Progress` between batches; a batch has bounded size, whatever the number
+            of images.
 
     Returns:
         The features (B, rows, columns, D) with the images.
@@ -85,19 +89,37 @@ def features(
             f"part={part!r}: a {vit.plan.kind} attends in windows or to reduced keys, so its {part} do not "
             "lie on the grid of the image. Use part='tokens'."
         )
+    ready = vit.check(inputs.images)
+    values: list[Tensor] = []
+    prefixes: list[Tensor] = []
     with torch.no_grad(), without_autocast(vit.model), evaluation_mode(vit.model):
-        x = vit.embed(inputs.images)
-        for block in vit.blocks[:layer]:
-            x = block(x)
-        layout = vit.layout(x)
-        if part == "tokens":
-            x = vit.blocks[layer](x)
-            x = final_norm(vit, x, layer) if norm else x
-            layer += 1  # x is the input of the next block
-        else:
-            x = _attention_part(vit, x, layer, part)
-    patches = vit.patches(layer, x, layout)
-    return Features(patches, x[:, : vit.prefix], part, inputs.shown, inputs.names)
+        for some in ready.split(at_once(ready)):
+            on_progress(Progress("features", sum(map(len, values)), len(ready), "images"))
+            patches, prefix = _read(vit, some, layer, part, norm)
+            if not values:
+                needed = len(ready) * patches[0].numel() * patches.element_size()
+                announce(needed, f"reading features of {len(ready)} images", "Use fewer images at a time.")
+            values.append(patches)
+            prefixes.append(prefix)
+    on_progress(Progress("features", len(ready), len(ready), "images"))
+    return Features(torch.cat(values), torch.cat(prefixes), part, inputs.shown, inputs.names)
+
+
+def _read(
+    vit: ViT, images: Float[Tensor, "b c h w"], layer: int, part: str, norm: bool
+) -> tuple[Float[Tensor, "b h w d"], Float[Tensor, "b p d"]]:
+    """Features of the patches on their grid, and those of the prefix tokens."""
+    x = vit.embed(images)
+    for block in vit.blocks[:layer]:
+        x = block(x)
+    layout = vit.layout(x)
+    if part == "tokens":
+        x = vit.blocks[layer](x)
+        x = final_norm(vit, x, layer) if norm else x
+        layer += 1  # x is the input of the next block
+    else:
+        x = _attention_part(vit, x, layer, part)
+    return vit.patches(layer, x, layout), x[:, : vit.prefix]
 
 
 def final_norm(vit: ViT, x: Float[Tensor, "b n d"], layer: int) -> Float[Tensor, "b n d"]:
