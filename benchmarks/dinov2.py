@@ -25,6 +25,7 @@ from benchmarks.registers import backbone, read_mask, transform
 from steadygaze.faithfulness.localization import localization
 
 EACH, BATCH, SAMPLES = 5, 12, 2000
+STARTS = (3, 6, 9, 11)  # first blocks of rollouts; `rollout` itself starts at block 0
 METHODS = ["rollout", "alti", "attin", "globenc", "norms", "pca", "random"]
 
 
@@ -34,6 +35,8 @@ def maps(model: nn.Module, files: list[str], size: int) -> dict[str, torch.Tenso
     seen = sg.attention(model, files, transform=steps)
     late = torch.stack([seen.map(layer) for layer in range(-4, 0)]).mean(0)
     found = {"attention, last block": seen.map(-1), "attention, last four": late}
+    for start in STARTS:
+        found[f"rollout, from block {start} on"] = seen.rollout(discard=0, start=start)
     split = sg.features(model, files, transform=steps).pca(1, foreground=True).foreground
     found["foreground of features"] = split.float()
     explained = sg.explain(model, files, target=_any_class(model), method=METHODS, transform=steps)

@@ -345,7 +345,7 @@ def test_the_attention_of_a_pooling() -> None:
         (lambda a: a.rollout(start=3), "0..2"),
         (lambda a: a.figure(head=1), "layer"),
         (lambda a: a.figure(image=2), "image"),
-        (lambda a: a.save("map.jpg"), "png"),
+        (lambda a: a.save("map.svg"), "png"),
         (lambda a: a.animate("map.png"), "gif"),
     ],
 )

@@ -32,10 +32,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from steadygaze.errors import InputError, MethodUnavailableError
-from steadygaze.files import write_atomic, write_npz, write_png
+from steadygaze.files import make_parent, write_atomic
 from steadygaze.loading.inputs import announce, at_once, prepare_inputs
 from steadygaze.look.arrangement import Arrangement, arrange
-from steadygaze.look.drawing import checked_index, draw_frame, index_range
+from steadygaze.look.drawing import checked_index, draw_frame, index_range, write_result
 from steadygaze.look.measures import TOP, distance, distances, entropy, overfocus
 from steadygaze.notebook import Listing, figure, to_png
 from steadygaze.results.attribution import resized
@@ -778,6 +778,7 @@ class Attention:
             which = f"head {head}" if isinstance(head, int) else f"{head} of heads"
             frame = tile([Row([drawn], which)], [f"layer {layer}"], cell=LARGE_CELL // 2, legend="attention")
             frames.append(frame.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE))
+        make_parent(path)
         return write_atomic(
             path,
             lambda file: frames[0].save(
@@ -794,34 +795,35 @@ class Attention:
         *,
         image: int = 0,
     ) -> Path:
-        """Write a file, by the ending of its name; returns the path.
+        """Write a file, by the suffix of its name; returns the path.
 
-        .png is `figure`, .gif is `animate`. .npz holds `maps` of all images and heads, (B, layers, heads,
-        rows, columns), of one layer or of all, resized to the largest grid where layers differ; `layers` and
-        `names`.
+        .png and other images are `figure`, .gif is `animate`. .npz holds `maps` of all images and heads, (B,
+        layers, heads, rows, columns), of one layer or of all, resized to the largest grid where layers
+        differ; `layers` and `names`.
         """
-        path = Path(path)
-        ending = path.suffix.lower()
-        if ending == ".png":
-            return write_png(path, self.figure(layer, head, query, image=image))
-        if ending == ".gif":
+        if Path(path).suffix.lower() == ".gif":
             return self.animate(path, "mean" if head is None else head, query, image=image)
-        if ending != ".npz":
-            raise InputError(f"expected a file name that ends in .png, .gif or .npz, got {path.name!r}")
+        return write_result(
+            path,
+            lambda: self.figure(layer, head, query, image=image),
+            lambda: self._numbers(layer, query),
+        )
+
+    def _numbers(self, layer: int | None, query: Query | None) -> dict[str, np.ndarray]:
         layers = self._readable() if layer is None else [self._layer(layer)]
         parts: dict[int, list[Tensor]] = {number: [] for number in layers}
         for piece in self._pieces():
             for number, row in piece._query_rows(layers, query):
                 parts[number].append(piece._on_grid(number, row.detach()).float().cpu())
-        maps = {number: torch.cat(found) for number, found in parts.items()}
-        most = max(m.shape[1] for m in maps.values())
-        grid = max((m.shape[-2:] for m in maps.values()), key=math.prod)
+        maps = [torch.cat(found) for found in parts.values()]
+        most = max(m.shape[1] for m in maps)
+        grid = max((m.shape[-2:] for m in maps), key=math.prod)
         same = [
             nn.functional.pad(resized(m, (grid[0], grid[1]), "nearest"), (0, 0) * 2 + (0, most - m.shape[1]))
-            for m in maps.values()
+            for m in maps
         ]
-        arrays = {"maps": torch.stack(same, 1).numpy(), "layers": np.array(list(maps))}
-        return write_npz(path, {**arrays, "names": np.array(self.names)})
+        arrays = {"maps": torch.stack(same, 1).numpy(), "layers": np.array(layers)}
+        return {**arrays, "names": np.array(self.names)}
 
     def _repr_png_(self) -> bytes:
         return to_png(self.figure())
