@@ -935,6 +935,7 @@ def prefix_names(vit: ViT, count: int) -> tuple[str, ...]:
         first.insert(0, "class")
     if rows == (0, 1) and "distillation" not in first:  # both in one parameter
         first.append("distillation")
+    first = first[: count - vit.plan.added]  # CaiT's class token comes after the blocks
     return tuple((*first, *(f"register {number}" for number in range(count)))[:count])
 
 
