@@ -2,7 +2,7 @@
 
     python -m benchmarks.dinov2 --weights dinov2_vits14_518_float16.safetensors \
         --deit deit_tiny_patch16_224.safetensors --data pets-masks \
-        [--out rows.csv] [--size 224] [--methods alti,rollout]
+        [--out rows.csv] [--size 224] [--each 5] [--methods alti,rollout]
     python -m benchmarks.dinov2 --rows rows.csv         # only the table, from rows
 
 Average precision of each map for the animal (docs/equations.md#segmentation-ap), on five photographs of each
@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--each", type=int, default=EACH, help="photographs of each breed")
     parser.add_argument("--methods", default=",".join(METHODS), help="of sg.explain; '': none")
     options = parser.parse_args()
     if options.rows:
@@ -84,7 +85,7 @@ def main() -> None:
     deit = timm.create_model("deit_tiny_patch16_224").eval()
     deit.load_state_dict(load_file(options.deit))
     index = pd.read_csv(options.data / "index.csv")
-    chosen = index.groupby("synset").head(EACH + 1).groupby("synset").tail(EACH)
+    chosen = index.groupby("synset").head(options.each + 1).groupby("synset").tail(options.each)
     methods = [name for name in options.methods.split(",") if name]
     rows = []
     for name, model in (("DINOv2 ViT-S/14", backbone(options.weights)), ("DeiT-Tiny", deit)):
