@@ -871,7 +871,7 @@ class _Announced(Seam):
         enable_gqa: bool = False,
     ) -> Tensor:
         """Fused attention; of some rows, these are written out beside the kernel."""
-        options = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
+        options: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
         if self.rows is None:
             self.announce((*q.shape[:-1], k.shape[-2]), q.element_size())
             return super().sdpa(func, q, k, v, attn_mask, is_causal=is_causal, **options)

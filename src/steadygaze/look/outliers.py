@@ -322,7 +322,8 @@ def _walk(
     vit: ViT, images: Tensor, *, attention: bool = True, on_progress: OnProgress = ignore_progress
 ) -> tuple[Float[Tensor, "b l h w"], Float[Tensor, "b l h w"]]:
     """Norms of the patches behind every block, and the share of attention that they get in it."""
-    norms, shares = [], []
+    norms: list[Tensor] = []
+    shares: list[Tensor] = []
     with without_autocast(vit.model), torch.no_grad(), evaluation_mode(vit.model):
         for some in vit.check(images).split(at_once(images)):
             on_progress(Progress("outliers", sum(map(len, norms)), len(images), "images"))
