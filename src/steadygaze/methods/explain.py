@@ -24,6 +24,8 @@ from steadygaze.errors import (
 from steadygaze.loading.ask import display_names, each_region, pose
 from steadygaze.loading.inputs import Images, at_once, prepare_inputs
 from steadygaze.methods.aggregate import layers, shares
+from steadygaze.methods.check import with_checks
+from steadygaze.methods.learned import with_files
 from steadygaze.methods.registry import (
     DEFAULT,
     Method,
@@ -82,7 +84,9 @@ def explain(
     method: MethodName = DEFAULT,
     *,
     score: str | None = None,
+    check: bool = False,
     transform: Transform | None = None,
+    calibration: Any = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Attribution: ...
 @overload
@@ -93,7 +97,9 @@ def explain(
     *,
     method: Methods,
     score: str | None = None,
+    check: bool = False,
     transform: Transform | None = None,
+    calibration: Any = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Attributions: ...
 def explain(
@@ -103,7 +109,9 @@ def explain(
     method: Any = DEFAULT,
     *,
     score: str | None = None,
+    check: bool = False,
     transform: Transform | None = None,
+    calibration: Any = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Attribution | Attributions:
     """Compute attribution maps: how much evidence each patch of an image is for a class.
@@ -126,9 +134,14 @@ def explain(
         method: A name such as "gaze" or "ixg+plus", a `steadygaze.method(...)`, or a list of them.
         score: The quantity of the class to explain: "logit", "log_prob", "log_odds", "contrast" or "prob";
             None is the method's own. A label has no contrast; of a value, the value itself is explained.
+            The logit is evidence for the class, also where it is shared with similar classes, and lights the
+            whole object; the log-odds are evidence for this class and no other, and light what sets it apart.
+        check: Whether to measure each map by removing its patches, about five forward passes for each map and
+            ten for random orders: the result's `check` has the curves, and figures show them.
         transform: How images that are not a tensor are preprocessed: a callable from an RGB image of PIL to a
             tensor (3, H, W), such as a `Compose` of torchvision. By default the preprocessing of the loaded
             model, or the one that a module of timm or transformers declares.
+        calibration: Of the method "calibrated": the result of `calibrate`, or the file it was saved to.
         on_progress: Called with a `Progress` between batches and during long searches. An interrupted
             search returns the map of the runs that were done, with a `PartialMapWarning`.
 
@@ -158,16 +171,17 @@ def explain(
         sg.explain("deit_tiny_patch16_224", "cat.jpg").save("map.png")
         ```
     """
+    method = method if calibration is None else _calibrated(method, calibration)
     inputs = prepare_inputs(model, images, transform)
     regions = each_region(target, inputs.images)
     if regions is None:
         several = None if isinstance(images, Tensor) or callable(target) else at_once(inputs.images)
         results = _explain(
-            inputs.model, inputs.images, target, method, score, on_progress, transform, several
+            inputs.model, inputs.images, target, method, score, check, on_progress, transform, several
         )
     else:
         parts = [
-            _explain(inputs.model, inputs.images[i : i + 1], region, method, score, on_progress)
+            _explain(inputs.model, inputs.images[i : i + 1], region, method, score, check, on_progress)
             for i, region in enumerate(regions)
         ]
         results = {name: concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -177,12 +191,27 @@ def explain(
     return next(iter(kept.values())) if isinstance(method, (str, Method)) else Attributions(kept)
 
 
+def _calibrated(requested: Any, calibration: Any) -> Any:
+    """What was requested, with the method "calibrated" reading the calibration."""
+    alone = isinstance(requested, (str, Method))
+    names = [requested] if alone else list(requested)
+    with_calibration = with_files(names, {"calibrated": calibration})
+    if len(with_calibration) > len(names):
+        raise InputError(
+            'calibration: it is used by method="calibrated" only, which is not among the requested methods. '
+            "Add it, or leave calibration out",
+            option="calibration",
+        )
+    return with_calibration[0] if alone else with_calibration
+
+
 def _explain(
     model: Any,
     images: Tensor,
     target: Any,
     method: Any,
     score: str | None,
+    check: bool,
     on_progress: OnProgress,
     transform: Transform | None = None,
     at_once: int | None = None,
@@ -197,12 +226,19 @@ def _explain(
     target = vit.plan.main_value if target is None else target
     requested = parse_methods(method)
     chosen = list({m.name: m for m in requested.values()}.values())
+    if check and vit.plan.outputs == "features" and target is None:
+        raise InputError(
+            "check: no quantity of the features is explained, so there is none to measure without patches. "
+            "Give a target, such as sg.similar_to(other_image), or leave check out.",
+            option="check",
+        )
     parts: list[dict[str, Attribution]] = []
     for some, of_some in _batches(images, target, at_once, on_progress):
         clean = CleanForward.of(vit, some)
         if not parts and (note := range_note(classifier, clean.images)):
             warn(note, ImagesOutOfRangeWarning, stacklevel=3)
-        parts.append(explain_batch(clean, of_some, chosen, score, on_progress, details=True))
+        found = explain_batch(clean, of_some, chosen, score, on_progress, details=True)
+        parts.append(with_checks(clean, found, of_some) if check else found)
     results = {m.name: concatenate([part[m.name] for part in parts]) for m in chosen}
     classes = display_names(classifier, results[chosen[0].name].logits.shape[1])
     return {name: replace(results[m.name], classes=classes) for name, m in requested.items()}
