@@ -131,17 +131,21 @@ def _mean_attention(a: Tensor, g: Tensor, **own: Any) -> Tensor:
 
 def _pool_attentions(trace: Trace, base: MatrixMethod, own: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
     """(weight of the query itself, row over the tokens) of each attention of the head, fused over heads."""
-    n, prefix = trace.run.hidden[-1].shape[1], trace.vit.prefix
+    added = trace.vit.plan.added  # tokens that the head does not get
+    kept = trace.vit.prefix - added
+    patches = trace.run.hidden[-1].shape[1] - trace.vit.prefix
     fuse = base.fuse_heads or _mean_attention
     pieces = []
     for attention in trace.pooling:
         weights, gradient = trace.seen(attention), trace.grad(attention.a)
         row = fuse(weights, gradient, **own).mean(1)  # mean over the queries
         own_weight = row.new_zeros(row.shape[0], 1)
-        if row.shape[1] == n + 1:  # class attention: the query's own token comes first
+        if row.shape[1] == patches + kept + 1:  # class attention: the query's own token comes first
             own_weight, row = row[:, :1], row[:, 1:]
-        elif row.shape[1] == n - prefix:
-            row = F.pad(row, (prefix, 0))
+        elif row.shape[1] == patches:
+            row = F.pad(row, (kept, 0))
+        if added:
+            row = torch.cat([row[:, :kept], row.new_zeros(len(row), added), row[:, kept:]], 1)
         pieces.append((own_weight, row))
     return pieces
 

@@ -189,7 +189,7 @@ class Request:
 
     def __post_init__(self) -> None:
         from steadygaze.data.stream_spec import parse_data
-        from steadygaze.questions.text import as_classifier
+        from steadygaze.loading.ask import as_classifier
         from steadygaze.runs.shards import parse_shard
 
         self._set(data=parse_data(self.data), shard=parse_shard(self.shard))
@@ -244,9 +244,9 @@ class Request:
         """The model, on its device: the requested one, this process's own, or a GPU if there is one."""
         import torch
 
+        from steadygaze.loading.ask import as_classifier
         from steadygaze.loading.load import load_model
         from steadygaze.loading.loaded import LoadedModel
-        from steadygaze.questions.text import as_classifier
 
         if isinstance(self.model, LoadedModel):
             return as_classifier(self.model, self.words)
