@@ -262,6 +262,7 @@ FAMILIES = (  # one file each, in the order of listings
     "attention",
     "tokens",
     "perturbation",
+    "greedy",
     "atman",
     "gradient",
     "attnlrp",
