@@ -131,19 +131,25 @@ def _mean_attention(a: Tensor, g: Tensor, **own: Any) -> Tensor:
 
 def _pool_attentions(trace: Trace, base: MatrixMethod, own: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
     """(weight of the query itself, row over the tokens) of each attention of the head, fused over heads."""
-    n, prefix = trace.run.hidden[-1].shape[1], trace.vit.prefix
     fuse = base.fuse_heads or _mean_attention
     pieces = []
     for attention in trace.pooling:
-        weights, gradient = trace.seen(attention), trace.grad(attention.a)
-        row = fuse(weights, gradient, **own).mean(1)  # mean over the queries
+        matrix = fuse(trace.seen(attention), trace.grad(attention.a), **own)
+        row = matrix.mean(1)  # mean over the queries
         own_weight = row.new_zeros(row.shape[0], 1)
-        if row.shape[1] == n + 1:  # class attention: the query's own token comes first
-            own_weight, row = row[:, :1], row[:, 1:]
-        elif row.shape[1] == n - prefix:
-            row = F.pad(row, (prefix, 0))
-        pieces.append((own_weight, row))
+        if row.shape[1] == trace.run.hidden[-1].shape[1] + 1:  # class attention
+            own_weight = row[:, :1]
+        pieces.append((own_weight, align_pooling(trace, matrix)[:, 0]))
     return pieces
+
+
+def align_pooling(trace: Trace, matrix: Float[Tensor, "b q k"]) -> Float[Tensor, "b 1 n"]:
+    """A matrix of the pooling's attention as one row over the tokens: the mean over its queries."""
+    n, prefix = trace.run.hidden[-1].shape[1], trace.vit.prefix
+    row = matrix.mean(1, keepdim=True)
+    if row.shape[2] == n + 1:  # class attention: the query's own token comes first
+        return row[..., 1:]
+    return F.pad(row, (prefix, 0)) if row.shape[2] == n - prefix else row
 
 
 def _pool_row(trace: Trace, base: MatrixMethod, own: dict[str, Any]) -> Float[Tensor, "b n"]:

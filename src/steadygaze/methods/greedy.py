@@ -19,7 +19,7 @@ docs/equations.md#greedy, docs/equations.md#smdl.
 Source of smdl: Chen et al. 2024, "Less is More: Fewer Interpretable Region via Submodular Subset Selection".
 H is the entropy of the predictions p_S over C classes, d_rs = arccos(cos(z_r, z_s)) / π the distance of the
 outputs z of two regions alone. The weights are those of the authors' scripts for ViTs: conf 0, eff 0.05, cons
-1, colla 1. Regions are square groups of patches, in place of superpixels: as small as the budget allows.
+1, colla 1. Regions are square groups of patches, at most 64, in place of superpixels.
 
 | symbol | variable                       |
 | S ∪ j  | `keep`, `chosen` (of regions)  |
@@ -28,11 +28,16 @@ outputs z of two regions alone. The weights are those of the authors' scripts fo
 | d      | `distance`                     |
 
 `budget` counts forward passes. A step runs the model once for each remaining patch (twice for "joint" and
-smdl), so that one patch at a time needs P (P + 1) / 2 − 1 passes (or twice as many). Where the budget of
-greedy is smaller, each step adds the m best patches, m being the smallest number that fits the budget.
+smdl), so that one patch at a time needs P (P + 1) / 2 − 1 passes (or twice as many). Where the budget is
+smaller, each step adds the m best patches, m being the smallest number that fits.
+
+greedy spends the share `swaps` of its budget on a local search: a patch before and one behind a limit k =
+⌊P/10⌋, ⌊2P/10⌋, ..., ⌊9P/10⌋ of the order, drawn at random from the neighboring tenths, are exchanged if the
+gain of the first k patches increases. Per pass that finds more than smaller steps of the greedy search do
+(docs/evidence/ceiling.md).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from math import log, pi
 
@@ -41,21 +46,21 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from steadygaze.errors import UnknownNameError
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.methods.perturbation import BLACK_BOX, to_grid
 from steadygaze.methods.registry import register_method
-from steadygaze.methods.search import check_budget, explained_values, hiding_mode, run_parts
+from steadygaze.methods.search import check_budget, explained_values, hiding_mode, run_parts, uniform_draws
 from steadygaze.target import at_least_float32, predictions
 from steadygaze.trace.query import Query
 from steadygaze.vit.removal import subset_logits
 
-BY = ("both", "insertion", "deletion", "joint")
-BUDGET = 5000  # enough for one patch at a time on 8 x 8 patches
+BY = ("joint", "insertion", "deletion", "both")
+BUDGET = 2000
 Gain = Callable[[Bool[Tensor, "b n r"]], Float[Tensor, "b n"]]  # of the sets S ∪ j, as presence vectors
 
 
 def step_counts(patches: int, budget: int, passes: int) -> list[int]:
-    """Numbers of remaining patches before each step of a search within a budget.
+    """Numbers of remaining patches before each step of a search; at least one step, whatever it costs.
 
     Args:
         passes: Forward passes for each candidate.
@@ -64,38 +69,84 @@ def step_counts(patches: int, budget: int, passes: int) -> list[int]:
         >>> step_counts(4, 9, 1), step_counts(4, 6, 1)
         ([4, 3, 2], [4, 2])
     """
-    for m in range(1, patches + 1):
-        counts = list(range(patches, 1, -m))
-        if passes * sum(counts) <= budget or m == patches:
-            return counts
-    return []
+    possible = (list(range(patches, 1, -m)) for m in range(1, max(patches, 2)))
+    return next((counts for counts in possible if passes * sum(counts) <= budget), [patches])
 
 
-def search_order(
-    query: Query, name: str, gain: Gain, regions: int, counts: list[int], passes: int = 1
-) -> Int[Tensor, "b r"]:
-    """Regions in the order in which the search adds them; interrupted, the others follow by their last gain.
+class _Search:
+    """A search for one image of a batch each: regions are added step by step, then swapped."""
 
-    Args:
-        counts: Numbers of remaining regions before each step.
-        passes: Forward passes for each candidate.
-    """
-    batch, device = len(query.images), query.images.device
-    left = torch.arange(regions, device=device).repeat(batch, 1)
-    chosen = torch.zeros(batch, regions, dtype=torch.bool, device=device)
-    remaining = iter([*counts[1:], 0])
+    def __init__(self, query: Query, name: str, gain: Gain, regions: int, passes: int = 1) -> None:
+        """passes: forward passes for each gain"""
+        self.query, self.name, self.gain, self.passes = query, name, gain, passes
+        self.order = torch.arange(regions, device=query.images.device).repeat(len(query.images), 1)
 
-    def step(part: slice) -> Int[Tensor, "b m"]:
-        nonlocal left
-        candidates = chosen[:, None].repeat(1, left.shape[1], 1).scatter(2, left[..., None], True)
-        best_first = gain(candidates).argsort(dim=1, descending=True, stable=True)
-        taken, left = left.gather(1, best_first).tensor_split([left.shape[1] - next(remaining)], dim=1)
-        chosen.scatter_(1, taken, True)
-        return taken
+    def presence(self, sizes: Sequence[int]) -> Bool[Tensor, "b n r"]:
+        """The first regions of the order, as presence vectors."""
+        limits = torch.tensor(sizes, device=self.order.device)
+        return self.order.argsort(dim=1)[:, None] < limits[:, None]
 
-    ends = [0, *accumulate(passes * count for count in counts)]
-    order = run_parts(query, name, [slice(*ends) for ends in pairwise(ends)], step)
-    return torch.cat([order.to(left), left], 1)
+    def add(self, counts: Sequence[int]) -> bool:
+        """Add regions, best first; interrupted (False), the others follow by their last gain.
+
+        Args:
+            counts: Numbers of remaining regions before each step.
+        """
+
+        def step(part: slice) -> Tensor:
+            n = (part.stop - part.start) // self.passes
+            left = self.order[:, -n:]
+            chosen = self.presence([self.order.shape[1] - n]).repeat(1, n, 1)
+            values = self.gain(chosen.scatter(2, left[..., None], True))
+            self.order[:, -n:] = left.gather(1, values.argsort(dim=1, descending=True, stable=True))
+            return values[:, :1]
+
+        ends = [0, *accumulate(self.passes * count for count in counts)]
+        parts = [slice(*ends) for ends in pairwise(ends)]
+        return run_parts(self.query, self.name, parts, step).shape[1] == len(counts)
+
+    def swap(self, budget: int, seed: int) -> None:
+        """Exchange regions across the limits of tenths wherever that increases the gain of the set at the limit.
+
+        A round tries one random exchange at every other limit: those do not affect one another.
+        """
+        regions = self.order.shape[1]
+        limits = sorted({regions * tenth // 10 for tenth in range(1, 10)} - {0})
+        bounds = torch.tensor([0, *limits, regions], device=self.order.device)
+        runs = budget // self.passes - len(limits)
+        alternating = [range(i % 2, len(limits), 2) for i in range(max(0, 2 * runs // len(limits)))]
+        rounds = [tried for tried in alternating if tried]
+        parts = [len(limits), *map(len, rounds)]
+        ends = [end for end in accumulate([0, *parts]) if end <= budget // self.passes]
+        if len(ends) < 3:
+            return
+        draws = uniform_draws(self.query, seed, len(rounds), 2, len(limits)).to(bounds.device)
+        values = torch.empty(0)
+        current = enumerate([None, *rounds])
+
+        def step(part: slice) -> Tensor:
+            nonlocal values
+            number, tried = next(current)
+            if tried is None:
+                values = self.gain(self.presence(limits))
+                return values[:, :1]
+            at = torch.tensor(tried, device=bounds.device)
+            low, middle, high = bounds[at], bounds[at + 1], bounds[at + 2]
+            inside, outside = draws[:, number - 1, :, tried.start :: 2].unbind(1)
+            one = low + (inside * (middle - low)).long()  # places in the order, (b, tried)
+            two = middle + (outside * (high - middle)).long()
+            old, new = self.order.gather(1, one), self.order.gather(1, two)
+            sets = self.presence([limits[i] for i in tried])
+            sets = sets.scatter(2, old[..., None], False).scatter(2, new[..., None], True)
+            found = self.gain(sets)
+            better = found > values[:, at]
+            values[:, at] = torch.where(better, found, values[:, at])
+            self.order.scatter_(1, one, torch.where(better, new, old))
+            self.order.scatter_(1, two, torch.where(better, old, new))
+            return values[:, :1]
+
+        slices = [slice(start * self.passes, stop * self.passes) for start, stop in pairwise(ends)]
+        run_parts(self.query, f"{self.name}, swaps", slices, step, least=0)
 
 
 def position_of(order: Int[Tensor, "b r"]) -> Int[Tensor, "b r"]:
@@ -123,56 +174,74 @@ class _Subsets:
 
 @register_method("greedy", "model", cost=float(BUDGET), **BLACK_BOX)
 def greedy(
-    query: Query, *, by: str = "both", budget: int = BUDGET, hide: str = "auto"
+    query: Query,
+    *,
+    by: str = "joint",
+    budget: int = BUDGET,
+    swaps: float = 0.8,
+    seed: int = 0,
+    hide: str = "auto",
 ) -> Float[Tensor, "b h w"]:
-    """Order of a greedy search by removal (by: "both", "insertion", "deletion", "joint"; budget: passes)."""
+    """Order that a greedy search by removal finds (by: "joint", "insertion", "deletion", "both").
+
+    Args:
+        budget: Number of forward passes.
+        swaps: Share of the budget for exchanges after the greedy search.
+    """
     if by not in BY:
         raise UnknownNameError("by", str(by), BY)
-    p = query.patches
-    budget = check_budget("greedy", budget, 2 * p if by in ("both", "joint") else p)
-    f = _Subsets(query, "greedy", hide).f
-    gains: dict[str, Gain] = {
-        "insertion": f,
-        "deletion": lambda keep: -f(~keep),
-        "joint": lambda keep: f(keep) - f(~keep),
+    if not 0 <= swaps < 1:
+        raise InputError(f"greedy: expected a share of the budget, 0 <= swaps < 1, got {swaps!r}")
+    p, f = query.patches, _Subsets(query, "greedy", hide).f
+    gains: dict[str, tuple[int, Gain]] = {  # passes for each gain
+        "insertion": (1, f),
+        "deletion": (1, lambda keep: -f(~keep)),
+        "joint": (2, lambda keep: f(keep) - f(~keep)),
     }
+    kinds = ("insertion", "deletion") if by == "both" else (by,)
+    budget = check_budget("greedy", budget) // len(kinds)
     positions = []
-    for kind in ("insertion", "deletion") if by == "both" else (by,):
-        passes = 2 if kind == "joint" else 1
-        counts = step_counts(p, budget // 2 if by == "both" else budget, passes)
-        order = search_order(query, f"greedy {kind}", gains[kind], p, counts, passes)
-        positions.append(position_of(order))
+    for kind in kinds:
+        passes, gain = gains[kind]
+        counts = step_counts(p, int(budget * (1 - swaps)), passes)
+        search = _Search(query, f"greedy {kind}", gain, p, passes)
+        if search.add(counts) and swaps:
+            search.swap(budget - passes * sum(counts), seed)
+        positions.append(position_of(search.order))
     return to_grid(query, p - torch.stack(positions).double().mean(0))
 
 
-def region_side(grid: tuple[int, int], budget: int) -> int:
-    """Side of the smallest square regions, in patches, that a search of one region at a time can afford.
+def region_side(grid: tuple[int, int], regions: int) -> int:
+    """Side of the smallest square regions, in patches, of which there are at most `regions`.
 
     Examples:
-        >>> region_side((8, 8), 5000), region_side((14, 14), 5000)
+        >>> region_side((8, 8), 64), region_side((14, 14), 64)
         (1, 2)
     """
-    for side in range(1, max(grid)):
-        regions = -(-grid[0] // side) * -(-grid[1] // side)
-        if regions + 2 * sum(range(regions, 1, -1)) <= budget:
-            return side
-    return max(grid)
+    sides = range(1, max(grid))
+    return next((s for s in sides if -(-grid[0] // s) * -(-grid[1] // s) <= regions), max(grid))
 
 
-@register_method("smdl", "model", cost=float(BUDGET), **BLACK_BOX)
+@register_method("smdl", "model", cost=2.0 * BUDGET, **BLACK_BOX)
 def smdl(
     query: Query,
     *,
-    budget: int = BUDGET,
+    budget: int = 2 * BUDGET,
+    regions: int = 64,
     confidence: float = 0.0,
     effectiveness: float = 0.05,
     consistency: float = 1.0,
     collaboration: float = 1.0,
     hide: str = "auto",
 ) -> Float[Tensor, "b h w"]:
-    """Order of a greedy search that maximizes a submodular function of regions (SMDL; budget: passes)."""
+    """Order of a greedy search that maximizes a submodular function of regions (SMDL).
+
+    Args:
+        budget: Number of forward passes.
+        regions: At most this many regions.
+    """
     height, width = query.grid
-    side = region_side(query.grid, check_budget("smdl", budget, 1))
+    side = region_side(query.grid, regions)
     rows, columns = torch.arange(height) // side, torch.arange(width) // side
     region = (rows[:, None] * (int(columns[-1]) + 1) + columns).flatten().to(query.images.device)  # of a patch
     count = int(region[-1]) + 1
@@ -196,5 +265,6 @@ def smdl(
             total = total + effectiveness * apart.masked_fill(~chosen, 0.0).sum(-1)
         return total
 
-    order = search_order(query, "smdl", gain, count, list(range(count, 1, -1)), 2)
-    return to_grid(query, (count - position_of(order).double())[:, region])
+    search = _Search(query, "smdl", gain, count, 2)
+    search.add(step_counts(count, check_budget("smdl", budget) - count, 2))
+    return to_grid(query, (count - position_of(search.order).double())[:, region])

@@ -445,6 +445,7 @@ def _plan(request: VerifyRequest, vit: ViT) -> Plan:
         request.fill,
         None if request.maps is None else open_maps(request.maps),
         request.random,
+        request.ceiling,
     )
 
 
