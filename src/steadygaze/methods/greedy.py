@@ -103,7 +103,7 @@ class _Search:
 
         ends = [0, *accumulate(self.passes * count for count in counts)]
         parts = [slice(*ends) for ends in pairwise(ends)]
-        return run_parts(self.query, self.name, parts, step).shape[1] == len(counts)
+        return not parts or run_parts(self.query, self.name, parts, step).shape[1] == len(parts)
 
     def swap(self, budget: int, seed: int) -> None:
         """Exchange regions across the limits of tenths wherever that increases the gain of the set at the limit.
@@ -113,26 +113,24 @@ class _Search:
         regions = self.order.shape[1]
         limits = sorted({regions * tenth // 10 for tenth in range(1, 10)} - {0})
         bounds = torch.tensor([0, *limits, regions], device=self.order.device)
-        runs = budget // self.passes - len(limits)
-        alternating = [range(i % 2, len(limits), 2) for i in range(max(0, 2 * runs // len(limits)))]
-        rounds = [tried for tried in alternating if tried]
-        parts = [len(limits), *map(len, rounds)]
-        ends = [end for end in accumulate([0, *parts]) if end <= budget // self.passes]
+        count = max(0, 2 * (budget // self.passes - len(limits)) // max(1, len(limits)))
+        rounds = [range(i % 2, len(limits), 2) for i in range(count) if i % 2 < len(limits)]
+        ends = [end for end in accumulate([0, len(limits), *map(len, rounds)]) if end <= budget // self.passes]
         if len(ends) < 3:
             return
-        draws = uniform_draws(self.query, seed, len(rounds), 2, len(limits)).to(bounds.device)
+        draws = iter(uniform_draws(self.query, seed, len(rounds), 2, len(limits)).to(bounds.device).unbind(1))
+        tries = iter(rounds)
         values = torch.empty(0)
-        current = enumerate([None, *rounds])
 
         def step(part: slice) -> Tensor:
             nonlocal values
-            number, tried = next(current)
-            if tried is None:
+            if part.start == 0:
                 values = self.gain(self.presence(limits))
                 return values[:, :1]
+            tried = next(tries)
             at = torch.tensor(tried, device=bounds.device)
             low, middle, high = bounds[at], bounds[at + 1], bounds[at + 2]
-            inside, outside = draws[:, number - 1, :, tried.start :: 2].unbind(1)
+            inside, outside = next(draws)[..., at].unbind(1)
             one = low + (inside * (middle - low)).long()  # places in the order, (b, tried)
             two = middle + (outside * (high - middle)).long()
             old, new = self.order.gather(1, one), self.order.gather(1, two)
