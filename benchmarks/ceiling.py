@@ -1,6 +1,6 @@
 """What is left to gain: removal scores against the best that searched orders reach, from committed rows.
 
-    python -m benchmarks.ceiling [docs/evidence/rows/panel] [--figure docs/images/ceiling.png] [--cifar10 FOLDER]
+    python -m benchmarks.ceiling [docs/evidence/rows/panel] [--figure FILE] [--cifar10 FOLDER]
 
 For each model, on the images that were searched (`python -m benchmarks.panel --methods ceiling` adds them):
 the four removal scores, their mean, and its share (score − random) / (ceiling − random). With CIFAR-10's test

@@ -44,7 +44,7 @@ def test_both_is_the_mean_of_the_ranks(case: tuple[Any, Tensor]) -> None:
 
 @pytest.mark.parametrize("by", ["insertion", "deletion", "joint"])
 def test_swaps_improve_the_order_up_to_the_best_one(by: str) -> None:
-    """On 2 x 3 patches the best order is known by enumeration; every limit of a tenth is a set of one size."""
+    """On 2 x 3 patches the best order is known by enumeration, and the limits of tenths are all sizes."""
     model = tiny("class", img_size=(6, 9))
     images = random_images(model)
     totals = []
@@ -158,7 +158,9 @@ def test_the_ceiling_is_the_best_of_the_searched_orders() -> None:
         means.append(torch.tensor([section.array(metric, line).tolist() for metric in metrics]).mean(0))
     for metric in metrics:
         searched = [section.array(metric, line).tolist() for line in section.searched]
-        assert section.array(metric, section.ceiling).tolist() == [max(of) for of in zip(*searched, strict=True)]
+        assert section.array(metric, section.ceiling).tolist() == [
+            max(of) for of in zip(*searched, strict=True)
+        ]
     overall = torch.tensor(section.array("removal_mean", section.ceiling).tolist())
     assert torch.allclose(overall, torch.stack(means).amax(0))
     assert section.lines[0] == section.ceiling and section.best("removal_mean") != section.ceiling

@@ -551,7 +551,13 @@ def test_beyond_intuition(kind: str) -> None:
 def test_beyond_intuition_of_attention_pooling() -> None:
     """The pooling is one more block: a patch that it does not read gets nothing."""
     model = timm.create_model(
-        "vit_base_patch16_siglip_224", img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=5
+        "vit_base_patch16_siglip_224",
+        img_size=32,
+        patch_size=8,
+        embed_dim=24,
+        depth=2,
+        num_heads=2,
+        num_classes=5,
     )
     model = model.double().eval()
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -133,14 +133,7 @@ def test_no_two_names_say_the_same() -> None:
     images = torch.stack([loaded.preprocess(read_image(file)) for file in files])
     budgets = {"tis": 200, "greedy": 400, "smdl": 400}
     named = [f"{name}:budget={budgets[name]}" if name in budgets else asked(name, 40) for name in SEARCHED]
-    names = named + [
-        "gaze",
-        "gae",
-        "cat",
-        "decompx",
-        "rollout",
-        "gradcam",
-    ]
+    names = [*named, "gaze", "gae", "cat", "decompx", "rollout", "gradcam"]
     maps = sg.explain(loaded.model, images, method=names)
     for a, b in itertools.combinations(names, 2):
         assert float(_alike(maps[a].scores, maps[b].scores).mean()) < 0.99, f"{a} and {b}"

@@ -155,7 +155,7 @@ def beyond_intuition(
     first: int = 0,
     **how: Any,
 ) -> Tensor:
-    """sum_i w_i F_ij P_ij; P <- P + O P, F = mean_h relu of the mean gradient of A^(L-1) over scaled images."""
+    """sum_i w_i F_ij P_ij; P <- P + O P, F = mean_h relu(mean of dT/dA^(L-1) over scaled images)."""
     A, G = attentions(model, images, target, **how)
     state = vit.trace(model, images, target, **how)[0]
     P = identity(A[0])

@@ -461,7 +461,7 @@ def smdl(
 
 
 def caap(model: Any, image: Tensor, c: int, *, first: int | None = None, last: int | None = None) -> Tensor:
-    """Logit of the gray image with the states of one patch at the inputs of blocks first..last, less without."""
+    """Change of the gray image's logit by the states of one patch at the inputs of blocks first..last."""
     depth, prefix = len(model.blocks), model.num_prefix_tokens
     first, last = depth // 4 if first is None else first, 3 * depth // 4 if last is None else last
 
@@ -479,6 +479,4 @@ def caap(model: Any, image: Tensor, c: int, *, first: int | None = None, last: i
         x = block(x).detach()
     gray = torch.zeros_like(image)
     nothing = run(gray, states, None)
-    return torch.tensor(
-        [run(gray, states, j) - nothing for j in range(patches(model))], dtype=torch.float64
-    )
+    return torch.tensor([run(gray, states, j) - nothing for j in range(patches(model))], dtype=torch.float64)

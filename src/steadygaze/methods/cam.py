@@ -153,9 +153,7 @@ for _function in (
     gradient=False,
     needs=lambda o: {"norm": o.get("at", "auto") != "input"},
 )
-def eigen(
-    trace: Trace, layer: int, *, at: str = "auto", centered: bool = True
-) -> Float[Tensor, "b h w"]:
+def eigen(trace: Trace, layer: int, *, at: str = "auto", centered: bool = True) -> Float[Tensor, "b h w"]:
     """EigenCAM: first principal component of the activations at the last block; needs no class.
 
     Args:

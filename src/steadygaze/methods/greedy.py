@@ -1,7 +1,7 @@
 """Greedy searches for an order of the patches, by true removal.
 
-f(S) is the explained quantity with only the patches S, V are all patches (docs/equations.md#presence-vectors).
-Starting with S = ∅, each step adds to S the patch (region) with the largest gain:
+f(S) is the explained quantity with only the patches S, V are all of them
+(docs/equations.md#presence-vectors). Starting with S = ∅, each step adds to S the patch (region) with the largest gain:
 
 | name   | option         | added to S                                                            |
 | greedy | by="insertion" | argmax_j f(S ∪ j)                                                     |
@@ -106,7 +106,7 @@ class _Search:
         return not parts or run_parts(self.query, self.name, parts, step).shape[1] == len(parts)
 
     def swap(self, budget: int, seed: int) -> None:
-        """Exchange regions across the limits of tenths wherever that increases the gain of the set at the limit.
+        """Exchange regions across the limits of tenths where that increases the gain of the set at the limit.
 
         A round tries one random exchange at every other limit: those do not affect one another.
         """
@@ -115,7 +115,9 @@ class _Search:
         bounds = torch.tensor([0, *limits, regions], device=self.order.device)
         count = max(0, 2 * (budget // self.passes - len(limits)) // max(1, len(limits)))
         rounds = [range(i % 2, len(limits), 2) for i in range(count) if i % 2 < len(limits)]
-        ends = [end for end in accumulate([0, len(limits), *map(len, rounds)]) if end <= budget // self.passes]
+        ends = [
+            end for end in accumulate([0, len(limits), *map(len, rounds)]) if end <= budget // self.passes
+        ]
         if len(ends) < 3:
             return
         draws = iter(uniform_draws(self.query, seed, len(rounds), 2, len(limits)).to(bounds.device).unbind(1))
@@ -241,7 +243,9 @@ def smdl(
     height, width = query.grid
     side = region_side(query.grid, regions)
     rows, columns = torch.arange(height) // side, torch.arange(width) // side
-    region = (rows[:, None] * (int(columns[-1]) + 1) + columns).flatten().to(query.images.device)  # of a patch
+    region = (
+        (rows[:, None] * (int(columns[-1]) + 1) + columns).flatten().to(query.images.device)
+    )  # of a patch
     count = int(region[-1]) + 1
     subsets = _Subsets(query, "smdl", hide)
     with torch.no_grad():

@@ -67,7 +67,7 @@ def by_tokens(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
 def beyond_intuition(
     query: Query, *, form: str = "head", steps: int = 20, first: int = 0
 ) -> Float[Tensor, "b h w"]:
-    """Attention rolled out with weighted heads or tokens, times integrated gradients of the last attention."""
+    """Rollout of weighted heads or tokens, times integrated gradients of the last attention."""
     vit, depth = query.vit, len(query.vit.blocks)
     if form not in FORMS:
         raise UnknownNameError("form", str(form), FORMS)
@@ -119,6 +119,8 @@ def integrated_feedback(query: Query, steps: int) -> Float[Tensor, "b q n"]:
 
 METHODS.add(
     "beyond_intuition_token",
-    Alias("beyond_intuition:form=token", summary="The same with tokens weighted by the norm of their values."),
+    Alias(
+        "beyond_intuition:form=token", summary="The same with tokens weighted by the norm of their values."
+    ),
     origin=__name__,
 )

@@ -6,8 +6,8 @@ methods, scores, metrics and in how many images of one data set were used. Numbe
 ratios, with another fill, seed or preprocessing, or of other images in a folder of the same name are another
 section.
 
-Where orders were searched (two or more methods `greedy:...`), a line `ceiling` has for each image and metric of
-removal the best value that any of them reaches, and for the mean of the removal scores the best mean. A score
+Where orders were searched (two or more methods `greedy:...`), a line `ceiling` has for each image and metric
+of removal the best value that any of them reaches, and for the mean of the removal scores the best mean. A score
 as a share of what can be reached is (score − chance) / (ceiling − chance).
 """
 
