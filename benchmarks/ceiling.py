@@ -182,7 +182,9 @@ def _points(axes, name: str, searched: Searched) -> None:  # type: ignore[no-unt
         named = method in ("gaze_removal", "gaze_halves", "gae", "random")
         axes.scatter(x, y, s=26 if named else 9, color="#2563eb" if named else "#cbd5e1", zorder=2 + named)
         if named:
-            axes.annotate(method, (x, y), xytext=(-5, 3), textcoords="offset points", fontsize=7, ha="right")
+            below = method == "gaze_removal"  # close to gaze_halves
+            place = (-5, -8) if below else (-5, 3)
+            axes.annotate(method, (x, y), xytext=place, textcoords="offset points", fontsize=7, ha="right")
     top = searched.ceiling[:, [DELETION, INSERTION]].mean(0)
     axes.axvline(top[0], color="#94a3b8", linestyle="--", linewidth=0.8)
     axes.axhline(top[1], color="#94a3b8", linestyle="--", linewidth=0.8)

@@ -1,7 +1,8 @@
 """Greedy searches for an order of the patches, by true removal.
 
 f(S) is the explained quantity with only the patches S, V are all of them
-(docs/equations.md#presence-vectors). Starting with S = ∅, each step adds to S the patch (region) with the largest gain:
+(docs/equations.md#presence-vectors). Starting with S = ∅, each step adds to S the patch (region) with the
+largest gain:
 
 | name   | option         | added to S                                                            |
 | greedy | by="insertion" | argmax_j f(S ∪ j)                                                     |

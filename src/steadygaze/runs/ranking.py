@@ -7,8 +7,8 @@ ratios, with another fill, seed or preprocessing, or of other images in a folder
 section.
 
 Where orders were searched (two or more methods `greedy:...`), a line `ceiling` has for each image and metric
-of removal the best value that any of them reaches, and for the mean of the removal scores the best mean. A score
-as a share of what can be reached is (score − chance) / (ceiling − chance).
+of removal the best value that any of them reaches, and for the mean of the removal scores the best mean. A
+score as a share of what can be reached is (score − chance) / (ceiling − chance).
 """
 
 from __future__ import annotations
