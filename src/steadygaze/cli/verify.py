@@ -230,10 +230,13 @@ def print_masked_models(sections: Sequence[Section], console: Console) -> None:
 
 
 def _print_ranking(section: Section, console: Console) -> None:
+    from steadygaze.runs.ranking import SHARE, share_text
+
     images = plural(len(section.names), "image")
     title = f"{section.title}, {images}; ± half of the 95 % bootstrap interval, none where all images agree"
     shown = [section.quantity(metric) for metric in section.shown]
     best = {q.name: section.best(q.name) for q in shown}
+    with_share = section.ceiling is not None and section.chance is not None
     rows: list[tuple[list[str], str]] = []
     for line in section.first_lines(SHOWN):
         cells = []
@@ -245,14 +248,17 @@ def _print_ranking(section: Section, console: Console) -> None:
             half = "" if cell.low == cell.high else f" ±{q.text((cell.high - cell.low) / 2)}"
             mark = "*" if best[q.name] == line else ""
             cells.append(f"{mark}{q.text(cell.value)}{half}")
+        cells += [share_text(section.share(section.shown[0], line)) or "-"] if with_share else []
         rows.append(([*line, *cells], ""))
     columns = [
         Column("method", "name"),
         Column("score", "name"),
         *(Column(f"{q.title}{q.arrow}") for q in shown),
+        *([Column(SHARE)] if with_share else []),
     ]
     print_table(console, columns, rows, title=title)
     arrows = {"higher": "↑: higher is better", "lower": "↓: lower is better"}
     legend = [arrows[way] for way in arrows if any(q.better == way for q in shown)]
     chance = ["random: the chance level"] if any(line[0] == "random" for line in section.lines) else []
-    print_line(console, "; ".join([*legend, "*: best method; -: not measured", *chance]))
+    ceiling = [] if section.ceiling is None else ["ceiling: the best of the searched orders"]
+    print_line(console, "; ".join([*legend, "*: best method; -: not measured", *chance, *ceiling]))

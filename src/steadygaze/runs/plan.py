@@ -15,6 +15,7 @@ from steadygaze.faithfulness.metric import METRICS, check_outputs, metric
 from steadygaze.faithfulness.perturbation import FILLS
 from steadygaze.faithfulness.removal import checked_ratios
 from steadygaze.methods.explain import plan_passes
+from steadygaze.methods.greedy import BY
 from steadygaze.methods.registry import (
     AGGREGATORS,
     Method,
@@ -27,8 +28,9 @@ from steadygaze.methods.registry import (
 from steadygaze.methods.registry import (
     method as make_method,
 )
+from steadygaze.methods.search import check_budget
 from steadygaze.results.map_files import MapSource, StoredMethod
-from steadygaze.runs.request import CHANCE, DEFAULT_METRICS
+from steadygaze.runs.request import CHANCE, DEFAULT_METRICS, SEARCHED
 from steadygaze.runs.rows import RowKey
 from steadygaze.target import check_score, default_score
 from steadygaze.vit.view import ViT
@@ -192,18 +194,26 @@ def make_plan(
     hide: str = "remove",
     maps: MapSource | None = None,
     random: bool = False,
+    ceiling: int | None = None,
 ) -> Plan:
     """Check every name, and that every method supports the model, before anything is computed.
 
     Args:
         maps: Maps that are measured besides those of `methods`.
         random: Also measure the chance level, unless it is among the methods.
+        ceiling: Also search orders by removal, with this budget each.
     """
     chosen = choose(vit, methods) if methods or maps is None else []
     if start_layers is not None:
         chosen = [started for method in chosen for started in with_start_layers(method, start_layers)]
     if random and all(method.base.name != CHANCE for method in chosen):
         chosen.append(parse_method(CHANCE))
+    if ceiling is not None:
+        if vit.plan.outputs == "values":
+            raise InputError("ceiling: expected a classifier, got a model that gives values (regression)")
+        check_budget("ceiling", ceiling)
+        searched = [make_method(SEARCHED, by=by, budget=ceiling) for by in BY if by != "both"]
+        chosen += [method for method in searched if method.name not in {known.name for known in chosen}]
     outputs = vit.plan.outputs
     for score in scores or ():
         check_score(score, outputs)

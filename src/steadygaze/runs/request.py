@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 METHODS, SUITES, OUTPUT = "Methods and metrics", "Suites", "Output"  # groups of options in --help
 CHANCE = "random"  # the method whose numbers are the chance level
+CEILING, SEARCHED = "ceiling", "greedy"  # the line of the best values of searched orders; their method
 DEFAULT_METRICS = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
 TOO_LARGE = 2**63  # generators of torch take seeds of 64 bits
 
@@ -323,6 +324,15 @@ class VerifyRequest(Request):
         "given, unless a run without it is resumed there.",
         type=bool | None,
         flags=("--random/--no-random",),
+    )
+    ceiling: int | None = option(
+        None,
+        "Also search for orders of the patches with high removal scores: the row ceiling. Three searches "
+        "(greedy) of this many forward passes each for every image; 2000 is usual. Default: no search.",
+        python="Also search for orders of the patches with high removal scores, whose best values are the "
+        "row `ceiling` of the table: three searches (method `greedy`) of this many forward passes each for "
+        "every image. None: no search.",
+        metavar="PASSES",
     )
     metrics: Sequence[str] = shared(
         "Metrics", DEFAULT_METRICS, "Names of `sg.list_metrics()`.", split="names"

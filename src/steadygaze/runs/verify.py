@@ -447,6 +447,7 @@ def _plan(request: VerifyRequest, vit: ViT) -> Plan:
         request.hide,
         None if request.maps is None else open_maps(request.maps),
         request.random,
+        request.ceiling,
     )
 
 
