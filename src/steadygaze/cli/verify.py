@@ -20,8 +20,10 @@ from steadygaze.cli.output import (
     print_table,
     print_unreadable,
     progress_bar,
+    stderr,
     wide,
 )
+from steadygaze.errors import InputError
 from steadygaze.methods.registry import forward_passes
 from steadygaze.quantity import plural
 from steadygaze.runs.request import VerifyRequest
@@ -48,17 +50,23 @@ def verify(**values: Any) -> None:
     Example: steadygaze verify -m embedded -d photos --methods gae,gaze -o run
     Example: steadygaze verify -m deit_small_patch16_224 -d imagenet/val -n 500 --methods quick -o run
     Example: steadygaze verify -m deit_small_patch16_224 -d imagenet/val --methods all --dry-run -o run
+    Example: steadygaze verify --suite ground_truth --methods gaze_removal,gae,rollout
     """
     from steadygaze.runs.verify import prepare_verify, run_verify
     from steadygaze.untrusted import damaged_files
 
     numbers = read(DryRun, values).numbers
     request = read_request(VerifyRequest, values)
+    if request.suite is not None:
+        _verify_suite(request, dry=values["dry_run"])
+        return
+    if request.out is None:
+        raise InputError("out: expected an output folder, got none", option="out")
     if values["dry_run"]:
         from steadygaze.runs.estimate import estimate_run
 
         raise typer.Exit(dry_run(partial(estimate_run, request), numbers, values["json"]))
-    assert request.out is not None
+    out = request.out
 
     def work(world: World, notes: Console) -> int:
         prepared = prepare_verify(request, world)
@@ -71,7 +79,45 @@ def verify(**values: Any) -> None:
         with damaged_files(*rows.folders):  # a resumed run has rows of an earlier one
             return _print_results(request, rows, wide(), prepared.source.damaged)
 
-    raise typer.Exit(guarded(request.out, work))
+    raise typer.Exit(guarded(out, work))
+
+
+def _verify_suite(request: VerifyRequest, dry: bool) -> None:
+    """Run the suite ground_truth, and print a table for each pooling: methods x tasks."""
+    from steadygaze.faithfulness.metric import METRICS
+    from steadygaze.runs.ground_truth import summary
+    from steadygaze.runs.verify import run_verify
+
+    if dry:
+        raise InputError(f"dry_run: expected a run over data, got the suite {request.suite}, which is short")
+    with progress_bar(stderr()) as on_progress:
+        rows = run_verify(request, on_progress=on_progress)
+    console = wide()
+    measured = [name for name in dict.fromkeys(row["metric"] for row in rows) if name in METRICS]
+    tables = {name: summary(rows, name) for name in measured}
+    first, *others = tables
+    for pool, lines in tables[first].groupby("pool"):
+        ordered = lines.droplevel("pool").sort_values("mean", ascending=METRICS[first].better == "lower")
+        more = {name: tables[name].loc[pool, "mean"] for name in others}
+        columns = [Column("method", "name"), *map(Column, ordered.columns)]
+        columns += [Column(f"{METRICS[name].title}{METRICS[name].arrow}") for name in others]
+        cells = [
+            (
+                [
+                    str(method),
+                    *("-" if isnan(x) else f"{x:.2f}" for x in line),
+                    *(
+                        "-" if isnan(each[method]) else METRICS[name].text(each[method])
+                        for name, each in more.items()
+                    ),
+                ],
+                "",
+            )
+            for method, line in zip(ordered.index, ordered.to_numpy(), strict=True)
+        ]
+        print_table(console, columns, cells, title=f"{METRICS[first].title}{METRICS[first].arrow}, {pool}")
+    if request.out is not None:
+        print_line(console, f"rows in {request.out}, a folder for each task")
 
 
 def _announce(prepared: PreparedVerify, world: World, notes: Console) -> None:

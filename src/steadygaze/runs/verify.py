@@ -429,6 +429,10 @@ def run_verify(
     pace: Pace | None = None,
 ) -> Rows:
     """Execute a run. Rows go into `request.out`; those that are there already are not computed again."""
+    if request.suite is not None:
+        from steadygaze.runs.ground_truth import run_ground_truth
+
+        return run_ground_truth(request, on_progress)
     ready = prepared or prepare_verify(request, (world or World()).of_shard(request.shard))
     return replace(ready, request=request).run(world, on_progress, pace)
 
@@ -654,8 +658,8 @@ def _target_function(target: str | int | Tensor, source: Source) -> TargetOf:
 
 @documented(VerifyRequest)
 def verify(
-    model: nn.Module | ViT | LoadedModel | str,
-    data: Data,
+    model: nn.Module | ViT | LoadedModel | str | None = None,
+    data: Data | None = None,
     methods: str | Method | Sequence[str | Method] | None = None,
     metrics: str | Sequence[str] = DEFAULT_METRICS,
     *,
@@ -678,6 +682,9 @@ def verify(
         >>> rows = verify(load_model("embedded"), [batch], methods=["gae", "random"], metrics="deletion_aopc")
         >>> sorted((row["method"], row["image"]) for row in rows)
         [('gae', '0'), ('gae', '1'), ('random', '0'), ('random', '1')]
+        >>> rows = verify(suite="ground_truth", methods="gaze_removal", limit=1)  # the truth is known
+        >>> sorted({row["metric"] for row in rows})
+        ['distractor_share', 'importance_correlation', 'importance_rank']
     """
     names = [field.name for field, _ in options_of(VerifyRequest)]
     for name in options:
