@@ -8,7 +8,7 @@ from scipy.stats import rankdata
 
 
 def shapley_values(players, value):
-    """Σ_S |S|! (n − |S| − 1)! / n! · (v(S ∪ i) − v(S)) over all subsets S without i; value: frozenset -> float."""
+    """Σ_S |S|! (n − |S| − 1)! / n! · (v(S ∪ i) − v(S)) over all S without i; value: frozenset -> float."""
     n = len(players)
     result = {}
     for i in players:

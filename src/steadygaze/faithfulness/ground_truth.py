@@ -1,25 +1,26 @@
 """ViTs with hand-set weights, whose answer and true patch importance are known in closed form.
 
 A timm VisionTransformer of two blocks on 4 x 4 patches, its parameters set by formula
-(docs/equations.md#hand-set). A patch shows one of a few glyphs, and the embedding maps each to its own channel.
-The logits are (0, 4 · answer); the true importance of a patch is its Shapley value in the game "answer logit of
-a subset of the patches", all others removed after the embedding.
+(docs/equations.md#hand-set). A patch shows one of a few glyphs, and the embedding maps each to its own
+channel. The logits are (0, 4 · answer); the true importance of a patch is its Shapley value in the game
+"logit of class 1 for a subset of the patches", all others removed after the embedding.
 
-| task       | the answer (logit / 4) is                      | true importance                                |
-| count      | n / √(n² + S²) for n marks, S = 4              | equal shares                                   |
-| either     | 1 if mark A or mark B is there (both are)      | 1/2 each: neither is needed, one is enough     |
-| both       | 1 if mark A and mark B are there               | 1/2 each: an interaction, neither works alone  |
-| largest    | the larger of two values, /3                   | larger − smaller/2 and smaller/2               |
-| place      | 1 if a mark is at one place                    | 1 there, 0 for marks elsewhere                 |
-| carried    | 1 if a courier patch read a mark in block 0    | 1/2 each, though only the courier is attended  |
-| distractor | 1 if a mark is there; a distractor is attended | 1, and 0 for the distractor                    |
+| task       | the answer is                               | true importance, in answers                  |
+| count      | about n / (n + S) for n marks, S = 4        | equal shares                                 |
+| either     | 1 if mark A or B is there (both are)        | 1/2 each: neither is needed, one is enough   |
+| both       | 1 if mark A and mark B are there            | 1/2 each: an interaction, neither suffices   |
+| largest    | the larger of two values, / 3               | larger − smaller/2 and smaller/2, / 3        |
+| place      | 1 if a mark is at one place                 | 1 there, 0 for marks elsewhere               |
+| carried    | 1 if a courier patch read a mark in block 0 | 1/2 each, though only the courier is read    |
+| distractor | 1 if a mark is there; another is attended   | 1, and 0 for the attended distractor         |
 
-| symbol | meaning                                                                             | in code      |
-| u      | (C,) values of the named channels; a token is (u, −u), so that its mean is zero     | `CHANNELS`   |
-| E      | |u|², equal for all tokens: of complementary channels ("yes", "no") one is always 1 | `energy`     |
-| σ      | LayerNorm's deviation, √(E/C + ε): a constant, which the next weights multiply      | `_deviation` |
-| K      | attention logits are −K, 0 (class token) or K: weights are 0 or 1 up to e^−K        | `SHARP`      |
-| G      | gain of GELU, which is max(x, 0) at −G, 0 and G                                     | `GAIN`       |
+| symbol | meaning                                                                         | in code      |
+| u      | (C,) values of named channels; a token is (u, −u), so that its mean is zero     | `CHANNELS`   |
+| E      | |u|², equal for all tokens: of complementary channels (yes, no) one is always 1 | `energy`     |
+| R      | value of the channel "rest", which no weight reads; adds R² to E                | `REST`       |
+| σ      | LayerNorm's deviation √(E/C + ε): a constant, by which weights are multiplied   | `_deviation` |
+| K      | attention logits are −K, 0 (class token) or K: weights are 0 or 1 up to e^−K    | `SHARP`      |
+| G      | gain of GELU, which is max(x, 0) at −G, 0 and G                                 | `GAIN`       |
 
 With no glyph to attend to, a head attends to the class token. The last block subtracts what distinguishes the
 tokens (every token attends to those that equal it), so that mean pooling reads what the class token reads.
@@ -35,7 +36,7 @@ from functools import cache
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from steadygaze.errors import UnknownNameError
@@ -47,12 +48,13 @@ from steadygaze.models.layers import small_vit
 Pool = Literal["token", "avg"]
 GRID, CELL = 4, 8  # patches and pixels on a side
 WIDTH, HEADS = 64, 4
-SHARP, GAIN, SCALE, SINK = 60.0, 20.0, 4.0, 4.0
+SHARP, GAIN, SCALE, SINK, REST = 60.0, 20.0, 4.0, 4.0, 2.0
 GLYPHS = ("blank", "A", "B", "distractor", "courier", "1", "2", "3")
 POSITIONS = ("here", "elsewhere")
 RESULTS = ("has A", "no A", "has B", "no B", "is 0", "is 1", "is 2", "is 3", "seen", "unseen", "yes", "no")
-CHANNELS = ("class", *GLYPHS, *POSITIONS, *RESULTS)
+CHANNELS = ("class", *GLYPHS, *POSITIONS, *RESULTS, "rest")
 WRITTEN_FIRST = ("class", *GLYPHS, *POSITIONS)  # by the embedding
+NOTHING = 1e-4  # a map that varies by less is zero
 HERE = 5  # the place of the task "place": second row, second column of a 4 x 4 grid
 
 
@@ -130,7 +132,7 @@ class Task:
         ]
 
     def importance(self, glyphs: Sequence[str]) -> list[float]:
-        """The Shapley value of each patch, in units of the logit; exactly 0 for patches that change nothing."""
+        """The Shapley value of each patch, in logits; exactly 0 for patches that change nothing."""
         players = self.players_of(glyphs)
         values = shapley_by_kind(lambda n: SCALE * self.answer(n), _count(players, self.players))
         return [0.0 if player is None else values[player] for player in players]
@@ -178,8 +180,8 @@ def _share(marks: int) -> float:
 
 
 def _deviation(energy: float) -> float:
-    """σ of LayerNorm for a token of this energy; ε is timm's."""
-    return math.sqrt(energy / (WIDTH // 2) + 1e-6)
+    """σ of LayerNorm for a token of this energy, without that of "rest"; ε is timm's."""
+    return math.sqrt((energy + REST**2) / (WIDTH // 2) + 1e-6)
 
 
 _BOTH_HEADS = (_mark("A", "has A", "no A"), _mark("B", "has B", "no B"))
@@ -277,9 +279,9 @@ def _patterns() -> Float[Tensor, "glyphs 3 cell cell"]:
         "B": ((middle[0] - middle[1]).abs() < 1, (-1, -1, 1)),  # blue cross
         "distractor": ((row + column) % 2 == 0, (1, 1, 1)),  # white checkerboard
         "courier": ((frame > 2) & (frame < 3), (1, 1, -1)),  # yellow frame
-        "1": ((row > 5), (-1, 1, -1)),  # green columns of rising height
-        "2": ((row > 3) & (column > 1), (-1, 1, -1)),
-        "3": ((row > 1) & (column > 3), (-1, 1, -1)),
+        "1": (row > 5, (-1, 1, -1)),  # green columns of rising height
+        "2": (row > 3, (-1, 1, -1)),
+        "3": (row > 1, (-1, 1, -1)),
     }
     patterns = [torch.zeros(3, CELL, CELL, dtype=torch.float64)]
     patterns += [
@@ -364,8 +366,8 @@ def _reader(values: Mapping[str, float], energy: float) -> Float[Tensor, " d"]:
 def hand_set_vit(task: str, pool: Pool = "token", grid: int = GRID) -> nn.Module:
     """A timm VisionTransformer that solves a task of `TASKS` with weights set by formula.
 
-    Its attribute `ground_truth` (an `Answer`) has the closed form of its logits, and the true importance of the
-    patches of any image that the task draws.
+    Its attribute `ground_truth` (an `Answer`) has the closed form of its logits, and the true importance of
+    the patches of any image that the task draws.
 
     Args:
         task: Name of the task.
@@ -375,8 +377,10 @@ def hand_set_vit(task: str, pool: Pool = "token", grid: int = GRID) -> nn.Module
     Examples:
         >>> model = hand_set_vit("both")
         >>> images = TASKS["both"].draw(1, torch.Generator().manual_seed(0))
-        >>> [round(x, 4) for x in model(images)[0].tolist()], model.ground_truth.importance(images).max().item()
-        ([0.0, 4.0], 2.0)
+        >>> [round(x, 4) for x in model(images)[0].tolist()]
+        [0.0, 4.0]
+        >>> model.ground_truth.importance(images).max().item()
+        2.0
     """
     if task not in TASKS:
         raise UnknownNameError("task", task, TASKS)
@@ -407,7 +411,9 @@ def _set_embedding(model: Any, grid: int) -> None:
     model.patch_embed.proj.bias.copy_(_token({"blank": 1}))
     model.cls_token[0, 0] = _token({"class": 1}).to(model.cls_token)
     places = ["elsewhere", *("here" if place == HERE else "elsewhere" for place in range(grid * grid))]
-    model.pos_embed[0] = torch.stack([_token({place: 1}) for place in places]).to(model.pos_embed)
+    model.pos_embed[0] = torch.stack([_token({place: 1, "rest": REST}) for place in places]).to(
+        model.pos_embed
+    )
 
 
 def _set_attention(block: Any, heads: Sequence[Head], energy: float, erased: Sequence[str] = ()) -> None:
@@ -467,9 +473,17 @@ def importance_correlation(
     m, t = (x.double().flatten(-2) for x in (maps, importance.expand_as(maps)))
     m, t = m - m.mean(-1, keepdim=True), t - t.mean(-1, keepdim=True)
     product = m.norm(dim=-1) * t.norm(dim=-1)
-    tiny = 1e-6 * maps.double().flatten(-2).abs().amax(-1)  # rounding of a constant map
-    defined = m.abs().amax(-1) > tiny
-    return torch.where(defined, (m * t).sum(-1) / product.clamp_min(1e-300), 0.0).clamp(-1, 1)
+    return torch.where(product > 0, (m * t).sum(-1) / product.clamp_min(1e-300), 0.0).clamp(-1, 1)
+
+
+def without_rounding(maps: Float[Tensor, "m b gh gw"]) -> Float[Tensor, "m b gh gw"]:
+    """The maps, zeros where none of its scores is more than `NOTHING` away from their mean.
+
+    The logit of the answer is about 4. Smaller differences are float32's rounding and LayerNorm's ε, and
+    their correlation would be that of noise.
+    """
+    spread = (maps - maps.mean((-2, -1), keepdim=True)).abs().amax((-2, -1), keepdim=True)
+    return torch.where(spread > NOTHING, maps, 0.0)
 
 
 def importance_rank(
@@ -511,10 +525,11 @@ def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
     sign = torch.where(given.target == 1, 1.0, -1.0).to(device)[:, None, None]
     importance = answer.importance(images).to(device) * sign
     distractors = answer.distractors(images).to(device)
-    values: dict[str, Int[Tensor, "m b"] | Float[Tensor, "m b"]] = {
-        "importance_correlation": importance_correlation(given.maps, importance),
-        "importance_rank": importance_rank(given.maps, importance),
-        "distractor_share": distractor_share(given.maps, distractors),
+    maps = without_rounding(given.maps)
+    values = {
+        "importance_correlation": importance_correlation(maps, importance),
+        "importance_rank": importance_rank(maps, importance),
+        "distractor_share": distractor_share(maps, distractors),
     }
     return {name: Values(values[name]) for name in names}
 

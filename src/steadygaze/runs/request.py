@@ -310,7 +310,7 @@ class VerifyRequest(Request):
     A suite has models and images of its own.
     """
 
-    model: Model | None = shared(
+    model: Model = shared(
         "OptionalModel",
         None,
         "A model, a view, the result of `load_model`, or a name for it; a folder needs one of the last two, "
@@ -329,8 +329,8 @@ class VerifyRequest(Request):
         "Instead of a model and data: ground_truth, small ViTs with hand-set weights whose true patch "
         "importance is known exactly. Takes seconds, and needs no output folder.",
         python='Instead of `model` and `data`: "ground_truth", small ViTs with hand-set weights whose true '
-        "patch importance is known exactly, see docs/evidence/ground_truth.md. `limit` is the number of images "
-        "of each task.",
+        "patch importance is known exactly, see docs/evidence/ground_truth.md. `limit` is the number of "
+        "images of each task.",
         metavar="NAME",
     )
     out: Path | None = shared(
