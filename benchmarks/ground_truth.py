@@ -27,7 +27,16 @@ from steadygaze.faithfulness.ground_truth import (
 from steadygaze.runs.ground_truth import POOLS, summary
 
 SEARCHES = ("occlusion", "kernel_shap:budget=400")
-SHOWN = ("raw_attention", "rollout", "gae", "gradcam", "attnlrp", "gaze_removal", "occlusion", SEARCHES[1])
+SHOWN = (
+    "raw_attention",
+    "rollout",
+    "gae",
+    "vanilla_grad",
+    "attnlrp",
+    "gaze_removal",
+    "occlusion",
+    SEARCHES[1],
+)
 IMAGES = 12  # of each task
 FOUND = 0.95  # a correlation from which on a task counts as solved
 

@@ -51,6 +51,7 @@ def verify(**values: Any) -> None:
     Example: steadygaze verify -m deit_small_patch16_224 -d imagenet/val -n 500 --methods quick -o run
     Example: steadygaze verify -m deit_small_patch16_224 -d imagenet/val --methods all --dry-run -o run
     Example: steadygaze verify --suite ground_truth --methods gaze_removal,gae,rollout
+    Example: steadygaze verify --suite mosaics -m embedded -d photos --methods gae,gaze
     """
     from steadygaze.runs.verify import prepare_verify, run_verify
     from steadygaze.untrusted import damaged_files
@@ -83,9 +84,7 @@ def verify(**values: Any) -> None:
 
 
 def _verify_suite(request: VerifyRequest, dry: bool) -> None:
-    """Run the suite ground_truth, and print a table for each pooling: methods x tasks."""
-    from steadygaze.faithfulness.metric import METRICS
-    from steadygaze.runs.ground_truth import summary
+    """Run a suite, and print its tables."""
     from steadygaze.runs.verify import run_verify
 
     if dry:
@@ -93,31 +92,35 @@ def _verify_suite(request: VerifyRequest, dry: bool) -> None:
     with progress_bar(stderr()) as on_progress:
         rows = run_verify(request, on_progress=on_progress)
     console = wide()
-    measured = [name for name in dict.fromkeys(row["metric"] for row in rows) if name in METRICS]
-    tables = {name: summary(rows, name) for name in measured}
-    first, *others = tables
-    for pool, lines in tables[first].groupby("pool"):
-        ordered = lines.droplevel("pool").sort_values("mean", ascending=METRICS[first].better == "lower")
-        more = {name: tables[name].loc[pool, "mean"] for name in others}
-        columns = [Column("method", "name"), *map(Column, ordered.columns)]
-        columns += [Column(f"{METRICS[name].title}{METRICS[name].arrow}") for name in others]
-        cells = [
-            (
-                [
-                    str(method),
-                    *("-" if isnan(x) else f"{x:.2f}" for x in line),
-                    *(
-                        "-" if isnan(each[method]) else METRICS[name].text(each[method])
-                        for name, each in more.items()
-                    ),
-                ],
-                "",
-            )
-            for method, line in zip(ordered.index, ordered.to_numpy(), strict=True)
-        ]
-        print_table(console, columns, cells, title=f"{METRICS[first].title}{METRICS[first].arrow}, {pool}")
+    if request.suite == "ground_truth":
+        _print_tasks(rows, console)
+    else:
+        for section in rows.table().sections:
+            _print_ranking(section, console)
     if request.out is not None:
-        print_line(console, f"rows in {request.out}, a folder for each task")
+        print_line(console, f"rows in the folders of {request.out}")
+
+
+def _print_tasks(rows: Rows, console: Console) -> None:
+    """A table for each pooling: methods x tasks."""
+    from steadygaze.faithfulness.metric import METRICS
+    from steadygaze.runs.ground_truth import summary
+
+    measured = [METRICS[name] for name in dict.fromkeys(row["metric"] for row in rows)]
+    tables = {metric.name: summary(rows, metric.name) for metric in measured}
+    first, *others = measured
+    for pool, lines in tables[first.name].groupby("pool"):
+        ordered = lines.droplevel("pool").sort_values("mean", ascending=first.better == "lower")
+        columns = [Column("method", "name"), *map(Column, ordered.columns)]
+        columns += [Column(f"{metric.title}{metric.arrow}") for metric in others]
+        cells: list[tuple[list[str], str]] = []
+        for method, line in zip(ordered.index, ordered.to_numpy(), strict=True):
+            texts = ["-" if isnan(value) else f"{value:.2f}" for value in line]
+            for metric in others:
+                value = float(tables[metric.name].loc[(pool, method), "mean"])
+                texts.append("-" if isnan(value) else metric.text(value))
+            cells.append(([str(method), *texts], ""))
+        print_table(console, columns, cells, title=f"{first.title}{first.arrow}, {pool}")
 
 
 def _announce(prepared: PreparedVerify, world: World, notes: Console) -> None:

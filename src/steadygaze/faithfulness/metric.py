@@ -150,6 +150,7 @@ METRICS: Registry[Metric] = Registry(
             "sanity",
             "truth",
             "ground_truth",
+            "single_deletion",
         )
     ],
     hint="sg.list_metrics() lists them.",

@@ -18,7 +18,7 @@ from steadygaze.loading.checkpoint import weights_hash
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.request import DEFAULT_METRICS, VerifyRequest
-from steadygaze.runs.rows import Rows
+from steadygaze.runs.rows import Rows, joined
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,9 +63,7 @@ def run_ground_truth(request: VerifyRequest, on_progress: OnProgress = ignore_pr
         )
         parts.append(run_verify(one))
     on_progress(Progress(PREFIX, len(runs), len(runs), "tasks"))
-    if request.out is not None:
-        return Rows.read(*(folder for part in parts for folder in part.folders))
-    return Rows(parts[0].runs, [row for part in parts for row in part])
+    return joined(parts)
 
 
 def summary(rows: Rows, metric: str = NAMES[0]) -> pd.DataFrame:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 METHODS, SUITES, OUTPUT = "Methods and metrics", "Suites", "Output"  # groups of options in --help
 CHANCE = "random"  # the method whose numbers are the chance level
 DEFAULT_METRICS = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
-VERIFY_SUITES = ("ground_truth",)
+VERIFY_SUITES = ("ground_truth", "mosaics")
 TOO_LARGE = 2**63  # generators of torch take seeds of 64 bits
 
 
@@ -326,11 +326,13 @@ class VerifyRequest(Request):
     )
     suite: str | None = option(
         None,
-        "Instead of a model and data: ground_truth, small ViTs with hand-set weights whose true patch "
-        "importance is known exactly. Takes seconds, and needs no output folder.",
-        python='Instead of `model` and `data`: "ground_truth", small ViTs with hand-set weights whose true '
-        "patch importance is known exactly, see docs/evidence/ground_truth.md. `limit` is the number of "
-        "images of each task.",
+        "ground_truth, instead of a model and data: small ViTs with hand-set weights whose true patch "
+        "importance is known exactly; takes seconds. mosaics: do maps find the class among four images of "
+        "the data folder? Neither needs an output folder.",
+        python='"ground_truth", instead of `model` and `data`: small ViTs with hand-set weights whose true '
+        'patch importance is known exactly (docs/evidence/ground_truth.md). "mosaics": mosaics of images '
+        "of the folder `data` that the model classifies correctly, measured by focus and grid_pointing. "
+        "`limit` is the number of images of each task, or of mosaics of each kind.",
         metavar="NAME",
     )
     out: Path | None = shared(
@@ -419,9 +421,10 @@ class VerifyRequest(Request):
         super().__post_init__()
         if self.suite is not None and self.suite not in VERIFY_SUITES:
             raise UnknownNameError("suite of verify", self.suite, VERIFY_SUITES)
+        has_own = self.suite == "ground_truth"
         for name, value in (("model", self.model), ("data", self.data)):
-            if (value is None) == (self.suite is None):
-                wanted = "none beside a suite" if self.suite else "one, or a suite"
+            if (value is None) != has_own:
+                wanted = "none beside this suite" if has_own else "one, or suite='ground_truth'"
                 raise InputError(f"{name}: expected {wanted}, got {'none' if value is None else value!r}")
         methods: Any = self.methods
         if methods is None:

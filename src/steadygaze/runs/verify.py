@@ -429,10 +429,14 @@ def run_verify(
     pace: Pace | None = None,
 ) -> Rows:
     """Execute a run. Rows go into `request.out`; those that are there already are not computed again."""
-    if request.suite is not None:
+    if request.suite == "ground_truth":
         from steadygaze.runs.ground_truth import run_ground_truth
 
         return run_ground_truth(request, on_progress)
+    if request.suite == "mosaics":
+        from steadygaze.runs.mosaics import run_mosaics
+
+        return run_mosaics(request, on_progress)
     ready = prepared or prepare_verify(request, (world or World()).of_shard(request.shard))
     return replace(ready, request=request).run(world, on_progress, pace)
 
