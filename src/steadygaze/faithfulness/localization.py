@@ -181,7 +181,8 @@ def positive_share(maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b h w
         >>> positive_share(torch.tensor([[[[3.0, -5.0], [0.0, 1.0]]]]), mask).item()
         75.0
     """
-    inside = F.adaptive_avg_pool2d((masks == OBJECT)[:, None].double(), maps.shape[-2:])[:, 0]
+    grid = (maps.shape[-2], maps.shape[-1])
+    inside = F.adaptive_avg_pool2d((masks == OBJECT)[:, None].double(), grid)[:, 0]
     positive = maps.double().clamp_min(0)
     return 100 * (positive * inside).sum((-2, -1)) / positive.sum((-2, -1))
 

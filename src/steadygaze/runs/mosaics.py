@@ -123,6 +123,8 @@ def draw(kind: str, known: Mapping[int, Sequence[Tensor]], count: int, seed: int
     def some(values: Sequence[Any], number: int) -> list[Any]:
         return [values[k] for k in torch.randperm(len(values), generator=generator)[:number].tolist()]
 
+    height, width = known[explained[0]][0].shape[1:]
+    size = (height, width)
     images, labels, masks = [], [], []
     for number in range(count):
         label = explained[number % len(explained)]
@@ -131,7 +133,7 @@ def draw(kind: str, known: Mapping[int, Sequence[Tensor]], count: int, seed: int
         cells += [(some(known[other], 1)[0], other) for other in others]
         cells = some(cells, len(cells))
         images.append(compose(torch.stack([image for image, _ in cells])))
-        masks.append(cell_mask([shown == label for _, shown in cells], tuple(images[0].shape[1:])))
+        masks.append(cell_mask([shown == label for _, shown in cells], size))
         labels.append(label)
     return Mosaics(torch.stack(images), torch.tensor(labels), torch.stack(masks))
 

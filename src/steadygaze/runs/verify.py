@@ -694,5 +694,5 @@ def verify(
     for name in options:
         if name not in names:
             raise UnknownNameError("option of verify", name, names)
-    arguments: dict[str, Any] = {"methods": methods, "metrics": metrics, **options}
-    return run_verify(VerifyRequest(model=model, data=data, **arguments), on_progress=on_progress)
+    arguments: dict[str, Any] = {"model": model, "methods": methods, "metrics": metrics, **options}
+    return run_verify(VerifyRequest(data=data, **arguments), on_progress=on_progress)
