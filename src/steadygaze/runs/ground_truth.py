@@ -6,6 +6,7 @@ rows of all are one result. `summary` makes its table.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -37,10 +38,12 @@ def load(task: str, pool: Pool = "token") -> LoadedModel:
     return LoadedModel(model, name, preprocess, ("no", "yes"), weights_hash(model), "timm")
 
 
-def run_ground_truth(request: VerifyRequest, on_progress: OnProgress = ignore_progress) -> Rows:
-    """Run the suite; with `request.out`, each task has a folder in it."""
-    from steadygaze.runs.verify import run_verify
-
+def run_ground_truth(
+    request: VerifyRequest,
+    run: Callable[[VerifyRequest], Rows],
+    on_progress: OnProgress = ignore_progress,
+) -> Rows:
+    """Run the suite: `run` executes the request of a task. With `request.out`, each task has a folder in it."""
     if request.shard:
         raise InputError(
             f"shard: expected none, got {request.shard}: the suite {request.suite} takes seconds"
@@ -61,7 +64,7 @@ def run_ground_truth(request: VerifyRequest, on_progress: OnProgress = ignore_pr
             limit=None,
             out=None if request.out is None else request.out / f"{task}-{pool}",
         )
-        parts.append(run_verify(one))
+        parts.append(run(one))
     on_progress(Progress(PREFIX, len(runs), len(runs), "tasks"))
     return joined(parts)
 

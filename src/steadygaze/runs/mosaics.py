@@ -10,7 +10,7 @@ given folder, and the model classifies each of them correctly by itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -138,10 +138,12 @@ def draw(kind: str, known: Mapping[int, Sequence[Tensor]], count: int, seed: int
     return Mosaics(torch.stack(images), torch.tensor(labels), torch.stack(masks))
 
 
-def run_mosaics(request: VerifyRequest, on_progress: OnProgress = ignore_progress) -> Rows:
-    """Run the suite; with `request.out`, each metric has a folder in it."""
-    from steadygaze.runs.verify import run_verify
-
+def run_mosaics(
+    request: VerifyRequest,
+    run: Callable[[VerifyRequest], Rows],
+    on_progress: OnProgress = ignore_progress,
+) -> Rows:
+    """Run the suite: `run` executes a request. With `request.out`, each metric has a folder in it."""
     if request.shard:
         raise InputError(f"shard: expected none, got {request.shard}: the suite {request.suite} is short")
     if request.in_memory:
@@ -166,6 +168,6 @@ def run_mosaics(request: VerifyRequest, on_progress: OnProgress = ignore_progres
             limit=None,
             out=None if request.out is None else request.out / kind,
         )
-        parts.append(run_verify(one))
+        parts.append(run(one))
     on_progress(Progress("mosaics", len(OWN), len(OWN), "metrics"))
     return joined(parts)

@@ -432,11 +432,11 @@ def run_verify(
     if request.suite == "ground_truth":
         from steadygaze.runs.ground_truth import run_ground_truth
 
-        return run_ground_truth(request, on_progress)
+        return run_ground_truth(request, run_verify, on_progress)
     if request.suite == "mosaics":
         from steadygaze.runs.mosaics import run_mosaics
 
-        return run_mosaics(request, on_progress)
+        return run_mosaics(request, run_verify, on_progress)
     ready = prepared or prepare_verify(request, (world or World()).of_shard(request.shard))
     return replace(ready, request=request).run(world, on_progress, pace)
 
