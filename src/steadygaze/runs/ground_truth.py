@@ -43,7 +43,7 @@ def run_ground_truth(
     run: Callable[[VerifyRequest], Rows],
     on_progress: OnProgress = ignore_progress,
 ) -> Rows:
-    """Run the suite: `run` executes the request of a task. With `request.out`, each task has a folder in it."""
+    """Run the suite: `run` executes the request of a task. With `request.out`, each task has a folder."""
     if request.shard:
         raise InputError(
             f"shard: expected none, got {request.shard}: the suite {request.suite} takes seconds"
