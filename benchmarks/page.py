@@ -79,7 +79,11 @@ class User:
                 results.errors[repr(error)] += 1
                 continue
             request = (image, METHODS, PREDICTED, DEFAULT_SCORE)
-            for function, more in (("explain", (False,)), ("verify", ()), ("remove_top", (SHARE, False))):
+            for function, more in (
+                ("explain", (False, True)),
+                ("verify", ()),
+                ("remove_top", (SHARE, False)),
+            ):
                 self.call(visitor, function, (*request, *more), results)
 
     def call(self, visitor: Visitor, function: str, inputs: tuple[Any, ...], results: Results) -> None:

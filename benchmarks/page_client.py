@@ -1,7 +1,7 @@
 """A visitor of the page, over HTTP: uploads an image, calls a function of the page, and reads its answer.
 
 visitor = Visitor("http://127.0.0.1:7860/")
-answer = visitor.call("explain", visitor.upload("cat.jpg"), ["gae"], PREDICTED, DEFAULT_SCORE, False)
+answer = visitor.call("explain", visitor.upload("cat.jpg"), ["gae"], PREDICTED, DEFAULT_SCORE, False, True)
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Visitor:
 
     def explain(self, image: dict[str, Any], *methods: str) -> Answer:
         """Predictions and maps of these methods, with the page's default target and score."""
-        return self.call("explain", image, list(methods), PREDICTED, DEFAULT_SCORE, False)
+        return self.call("explain", image, list(methods), PREDICTED, DEFAULT_SCORE, False, True)
 
 
 def as_input(path: str) -> dict[str, Any]:

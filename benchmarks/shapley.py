@@ -25,6 +25,7 @@ from steadygaze.methods import vit_shapley as shapley
 from steadygaze.methods.perturbation import shapley_pairs
 from steadygaze.target import predictions
 from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.removal import available_hiding
 
 REFERENCE = 4000  # forward passes of the reference
 RIDGE = 50.0
@@ -43,7 +44,7 @@ def explained(vit: sg.ViT, images: Tensor, file: Path, pairs: int, seed: int) ->
         hidden = shapley.trunk_hidden(vit, images)
         game = shapley.fine_tuned(vit, file, "surrogate", tensors)
         tokens = game.embed(images)
-        mode = shapley.hiding(game, tokens)
+        mode = available_hiding(game, tokens)
         whole = predictions(vit.plan.outputs, game.logits(tokens))
         null = tensors["null"].to(whole)
         trunk = shapley.fine_tuned(vit, file, "trunk", tensors)

@@ -2,7 +2,8 @@
 
     python tools/readme_figures.py [--checkpoint deit_tiny_patch16_224.safetensors]
 
-`explain.png` needs DeiT-Tiny (from the hub, or the checkpoint) and the photographs of scikit-image.
+`explain.png`, `scores.png` and `check.png` need DeiT-Tiny (from the hub, or the checkpoint) and the
+photographs of scikit-image.
 `stress.png` and `steady.png` draw tables of docs/evidence, whose rows are committed. `leaderboard.png` is
 drawn by `python -m benchmarks.leaderboard`.
 """
@@ -14,7 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
-METHODS = ["gaze_removal", "attnlrp", "gae", "rollout"]
+METHODS = ["gaze_weighted", "attnlrp", "gae", "rollout"]
 PHOTOS = ("chelsea", "coffee", "rocket")
 WARM, COOL, GRAY = "#c1440e", "#1c4fa0", "#94a3b8"
 RELEVANCE = "map by rollout, relevance only"  # the line of docs/evidence/training.md that is drawn
@@ -41,9 +42,45 @@ def draw_explain(checkpoint: Path | None) -> None:
     images = torch.stack([loaded.preprocess(photo) for photo in photos])
     attributions = sg.explain(loaded, images, method=METHODS)
     grid = comparison_grid([loaded.to_image(image) for image in images], attributions, cell=176)
-    palette = grid.quantize(256, method=Image.Quantize.MAXCOVERAGE)
-    dithered = grid.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG)
-    dithered.save(IMAGES / "explain.png", optimize=True)
+    _save_small(grid, "explain.png")
+
+
+def draw_scores(checkpoint: Path | None) -> None:
+    """One method on one photograph, for the logit and for the log-odds."""
+    from PIL import Image
+    from skimage import data
+
+    import steadygaze as sg
+
+    loaded = sg.load_model("deit_tiny_patch16_224", checkpoint=checkpoint)
+    photo = Image.fromarray(data.chelsea())
+    maps = {
+        f"{method}, {score}": sg.explain(loaded, photo, method=method, score=score)
+        for method in ("gaze_weighted", "gaze")
+        for score in ("logit", "log_odds")
+    }
+    _save_small(sg.Attributions(maps).figure(cell=176), "scores.png")
+
+
+def draw_check(checkpoint: Path | None) -> None:
+    """A map with its removal curves, for the predicted class, and a map that fails."""
+    from PIL import Image
+    from skimage import data
+
+    import steadygaze as sg
+
+    loaded = sg.load_model("deit_tiny_patch16_224", checkpoint=checkpoint)
+    photo = Image.fromarray(data.rocket())
+    maps = sg.explain(loaded, photo, method=["gaze_weighted", "rollout"], check=True)
+    _save_small(maps.figure(), "check.png")
+
+
+def _save_small(figure: Any, name: str) -> None:
+    """Write a PNG with 256 colors."""
+    from PIL import Image
+
+    palette = figure.quantize(256, method=Image.Quantize.MAXCOVERAGE)
+    figure.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG).save(IMAGES / name, optimize=True)
 
 
 def draw_stress() -> None:
@@ -113,12 +150,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--only-tables", action="store_true", help="leave explain.png as it is")
+    parser.add_argument("--only-tables", action="store_true", help="only figures of tables")
     options = parser.parse_args()
     draw_stress()
     draw_steady()
     if not options.only_tables:
         draw_explain(options.checkpoint)
+        draw_scores(options.checkpoint)
+        draw_check(options.checkpoint)
 
 
 if __name__ == "__main__":

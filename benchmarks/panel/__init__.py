@@ -7,28 +7,38 @@
 | cifar10-registers      | class token      | learned    | four registers, patch dropout 0.5  | CIFAR-10    |
 | cifar10-rotary         | class token      | rotary    | SwiGLU (EVA-02), patch dropout 0.5 | CIFAR-10    |
 | cifar10-attention-pool | attention pool   | learned    | LayerScale, patch dropout 0.5      | CIFAR-10    |
+| dinov2                 | class token      | learned   | ViT-S/14, self-supervised; a probe | LVD-142M    |
 
 A folder of this package holds the float16 weights of one model, the recipe that made it (train.json, which
 `steadygaze train NAME` of the shipped recipe of that name writes) and the log of its training; it is a name
-for `load_model`. DeiT-Tiny's weights are not included. A folder with "swin" in its name is a model whose
-patches cannot be removed: it is measured by hiding them from attention, and reported apart.
+for `load_model`. The weights of DeiT-Tiny and of DINOv2 are not included; `dinov2/head.safetensors` is the
+linear probe of DINOv2 on 24 breeds of pets that the recipe pets-dinov2-probe made (14 images a breed). A
+folder with "swin" in its name is a model whose patches cannot be removed: it is measured by hiding them from
+attention, and reported apart.
+
+Any other name is a model for `load_model`, of timm or transformers, measured on ImageNet's images.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+import timm
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 import steadygaze as sg
 
 FOLDER = Path(os.path.relpath(Path(__file__).parent))  # a model is named by its path, in rows too
 DEIT = "deit_tiny_patch16_224"
 # of 10,000 CIFAR-10 test images; of one ImageNet validation image of each class
-ACCURACY = {"embedded": 77.4, "deit_tiny": 71.0}
+# and of 144 photographs of pets, six of each of 24 breeds
+ACCURACY = {"embedded": 77.4, "deit_tiny": 71.0, "dinov2": 91.7}
 # rows of the same weights from before the panel, on other images too: folders beside the panel's rows
 EARLIER = {
     "deit_tiny": (
@@ -48,7 +58,7 @@ EARLIER = {
 class PanelModel:
     """A model of the panel.
 
-    data: the data set it is measured on, "cifar10" or "imagenet"
+    data: the data set it is measured on, "cifar10", "imagenet" or "pets"
     removable: whether its patches can be removed; otherwise they are hidden from attention
     """
 
@@ -61,28 +71,55 @@ class PanelModel:
         """Top-1 in percent: of the panel's own models, at the end of the log of their training."""
         if self.name in ACCURACY:
             return ACCURACY[self.name]
+        if not (FOLDER / self.name / "log.csv").is_file():
+            return float("nan")  # a model of the user
         log = (FOLDER / self.name / "log.csv").read_text(encoding="utf-8").splitlines()
         last = dict(zip(log[0].split(","), log[-1].split(","), strict=True))
         return 100 * float(last["test_top1"])
 
     @property
-    def patches(self) -> int:
-        """Number of patches: 14 x 14 of DeiT-Tiny, 8 x 8 of the models for CIFAR-10."""
-        return 196 if self.data == "imagenet" else 64
+    def patches(self) -> int | None:
+        """Number of patches: 14 x 14 of DeiT-Tiny, 16 x 16 of DINOv2, 8 x 8 of the models for CIFAR-10; None
+        for a model of the user."""
+        return {"deit_tiny": 196, "dinov2": 256}.get(self.name, 64 if self.data == "cifar10" else None)
 
-    def load(self, weights: Path | None) -> sg.LoadedModel:
-        """weights: the file of DeiT-Tiny's weights."""
+    def load(self, weights: Path | None, backbone: Path | None = None) -> sg.LoadedModel:
+        """weights: the file of DeiT-Tiny's weights; backbone: that of DINOv2 ViT-S/14."""
         if self.name == "deit_tiny":
             return sg.load_model(DEIT, checkpoint=weights)
-        return sg.load_model("embedded" if self.name == "embedded" else (FOLDER / self.name).as_posix())
+        if self.name == "dinov2":
+            return load_probe(backbone)
+        own = (FOLDER / self.name).is_dir()
+        return sg.load_model((FOLDER / self.name).as_posix() if own else self.name)
 
 
-def panel() -> dict[str, PanelModel]:
-    """All models by name: DeiT-Tiny, the embedded one, and those with a folder here."""
+def load_probe(backbone: Path | None, size: int = 224) -> sg.LoadedModel:
+    """DINOv2 ViT-S/14 with the linear probe of this folder."""
+    if backbone is None:
+        raise SystemExit("dinov2: give the weights of DINOv2 ViT-S/14: --dinov2 FILE")
+    model = timm.create_model("vit_small_patch14_dinov2", num_classes=24, dynamic_img_size=True).eval()
+    with safe_open(FOLDER / "dinov2" / "head.safetensors", framework="pt") as file:
+        head = {f"head.{name}": file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        classes = tuple(file.metadata()["classes"].split())
+    model.load_state_dict({name: x.float() for name, x in load_file(backbone).items()} | head)
+    steps = {
+        "input_size": (3, size, size),
+        "interpolation": "bicubic",
+        "crop_pct": 1.0,
+        "crop_mode": "center",
+    }
+    model.pretrained_cfg = {**model.pretrained_cfg, **steps}
+    return replace(sg.load_model(model), name="dinov2", class_names=classes)
+
+
+def panel(names: Sequence[str] = ()) -> dict[str, PanelModel]:
+    """All models by name: DeiT-Tiny, the embedded one, DINOv2, those with a folder, and other `names`."""
     trained = sorted(path.parent.name for path in FOLDER.glob("*/train.json"))
     models = [PanelModel("deit_tiny", "imagenet"), PanelModel("embedded", "cifar10")]
+    models += [PanelModel("dinov2", "pets")]
     models += [PanelModel(name, "cifar10", removable="swin" not in name) for name in trained]
-    return {model.name: model for model in models}
+    known = {model.name: model for model in models}
+    return known | {name: PanelModel(name, "imagenet") for name in names if name not in known}
 
 
 @contextmanager

@@ -1,14 +1,17 @@
 """Methods x models x measures of the panel: run what is missing, print the table.
 
     python -m benchmarks.panel --rows docs/evidence/rows/panel
-        [--cifar10 FOLDER] [--imagenet FOLDER --weights FILE] [--pets FOLDER] [--models NAME,...]
+        [--cifar10 FOLDER] [--imagenet FOLDER --weights FILE] [--pets FOLDER --dinov2 FILE]
+        [--models NAME,...]
         [--methods best|quick|searches|all|NAME,...] [--measures removal,saco,perturbation,localization,truth]
         [--per-class 5] [--offset 400] [--classes 40]
 
 FOLDER: CIFAR-10's test/<class>/*.png, ImageNet's val/<synset>/*, pets with masks; without it, the models of
-that data set are only printed from their rows. The images of a class are those at places OFFSET, OFFSET + 1,
-... by name (ImageNet: from 0, of evenly spaced classes). Killed runs resume. `localization` is of DeiT-Tiny
-on --pets; `truth` trains two small ViTs on tasks whose relevant patches are known (about two minutes).
+that data set are only printed from their rows. NAME: a model of the panel, or any model of timm or
+transformers, which is measured on --imagenet. The images of a class are those at places OFFSET, OFFSET + 1,
+... by name (ImageNet: from 0, of evenly spaced classes; pets: two of each breed, from 16). Killed runs
+resume. `localization` is of DeiT-Tiny and DINOv2 on --pets; `truth` trains two small
+ViTs on tasks whose relevant patches are known (about two minutes).
 
 The table has one section for each model, then the mean over the models whose patches can be removed, and the
 paired differences of --reference to each method, with 95 % bootstrap intervals: images are drawn with
@@ -29,6 +32,7 @@ from benchmarks.panel.truth import measure_truth
 from steadygaze.methods.registry import DEFAULT
 
 PETS = 24  # images, one of each breed
+PETS_OFFSET, PETS_EACH = 16, 2  # the probe of DINOv2 has seen images 0 to 13 of each breed
 
 
 def main() -> None:
@@ -40,6 +44,7 @@ def main() -> None:
     parser.add_argument("--imagenet", type=Path, help="ImageNet's validation images")
     parser.add_argument("--weights", type=Path, help="DeiT-Tiny's weights")
     parser.add_argument("--pets", type=Path, help="Oxford pets with masks and an index.csv")
+    parser.add_argument("--dinov2", type=Path, help="weights of DINOv2 ViT-S/14")
     parser.add_argument("--models", type=lambda text: text.split(","), help="default: all")
     parser.add_argument("--methods", type=lambda text: text.split(","), default=["best"])
     parser.add_argument("--measures", type=lambda text: text.split(","), default=["removal"])
@@ -47,7 +52,9 @@ def main() -> None:
     parser.add_argument(
         "--offset", type=int, default=400, help="place of the first image of a class, by name"
     )
-    parser.add_argument("--classes", type=int, default=40, help="classes of ImageNet, one image each")
+    parser.add_argument(
+        "--classes", type=int, default=40, help="at most this many classes of ImageNet or pets"
+    )
     parser.add_argument(
         "--reference", default=DEFAULT, help="method whose differences to the others are printed"
     )
@@ -55,7 +62,7 @@ def main() -> None:
     wrong = [name for name in chosen.measures if name not in MEASURES]
     if wrong:
         parser.error(f"--measures: expected {', '.join(MEASURES)}, got {wrong[0]}")
-    models, methods = panel(), expand(chosen.methods)
+    models, methods = panel(chosen.models or ()), expand(chosen.methods)
     names = chosen.models or list(models)
     for kind in chosen.measures:
         if kind == "truth":
@@ -74,16 +81,26 @@ def run(model: PanelModel, methods: list[str], kind: str, chosen: argparse.Names
             print(begin, file=sys.stderr, flush=True)
             loaded = model.load(chosen.weights)
             measure(model, loaded, chosen.pets, methods, [kind], out, 8, masks=chosen.pets, limit=PETS)
+        if model.name == "dinov2" and chosen.pets is not None:
+            print(begin, file=sys.stderr, flush=True)
+            with selection(chosen.pets / "images", PETS_EACH, PETS_OFFSET) as data:
+                masks = chosen.pets / "masks"
+                loaded = model.load(None, chosen.dinov2)
+                measure(model, loaded, data, methods, [kind], out, 8, masks=masks)
         return
-    folder = chosen.cifar10 if model.data == "cifar10" else chosen.imagenet
+    pets = None if chosen.pets is None else chosen.pets / "images"
+    folder = {"cifar10": chosen.cifar10, "imagenet": chosen.imagenet, "pets": pets}[model.data]
     if folder is None:
         return
     print(begin, file=sys.stderr, flush=True)
     per_class, offset, limit = chosen.per_class, chosen.offset, None
     if model.data == "imagenet":
         per_class, offset, limit = 1, 0, chosen.classes
+    if model.data == "pets":
+        per_class, offset, limit = PETS_EACH, PETS_OFFSET, chosen.classes
     with selection(folder, per_class, offset, limit) as data:
-        measure(model, model.load(chosen.weights), data, methods, [kind], out)
+        batch = 8 if model.data == "pets" else 20
+        measure(model, model.load(chosen.weights, chosen.dinov2), data, methods, [kind], out, batch)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from .errors import RowsNotWrittenError as RowsNotWrittenError
 from .errors import SteadygazeError as SteadygazeError
 from .errors import UnknownNameError as UnknownNameError
 from .errors import UnsupportedModelError as UnsupportedModelError
+from .faithfulness.calibrate import calibrate as calibrate
 from .faithfulness.metric import list_metrics as list_metrics
 from .faithfulness.metric import register_metric as register_metric
 from .loading.load import LoadedModel as LoadedModel
@@ -35,6 +36,7 @@ from .look.lens import lens as lens
 from .look.outliers import Outliers as Outliers
 from .look.outliers import find_registers as find_registers
 from .look.outliers import outliers as outliers
+from .methods.calibrated import Calibration as Calibration
 from .methods.explain import explain as explain
 from .methods.registry import list_methods as list_methods
 from .methods.registry import method as method
@@ -48,6 +50,7 @@ from .questions.features import similar_to as similar_to
 from .questions.regions import Region as Region
 from .questions.text import zero_shot as zero_shot
 from .results.attribution import Attribution as Attribution
+from .results.check import RemovalCheck as RemovalCheck
 from .results.comparison import Attributions as Attributions
 from .runs.rows import Rows as Rows
 from .runs.stress import stress as stress

@@ -168,11 +168,35 @@ def describe(
         >>> describe("values", 0, 37.2, alone=True)
         'value 37.2'
     """
-    name = names[index] if names else NOUNS[outputs] if alone and outputs == "values" else ""
+    name, text = output_name(outputs, index, names, alone=alone), number_text(outputs, number)
+    is_numbered = outputs != "classes" and name == f"{NOUNS[outputs]} {index}"
+    return f"{name}: {text}" if is_numbered else f"{name} {text}"
+
+
+def output_name(
+    outputs: Outputs, index: int, names: Sequence[str] | None = None, *, alone: bool = False
+) -> str:
+    """The name of one output, or a noun and its number. alone: whether the model has no other output.
+
+    Examples:
+        >>> output_name("classes", 3), output_name("values", 0, alone=True)
+        ('class 3', 'value')
+    """
+    if names:
+        return names[index]
+    return NOUNS[outputs] if alone and outputs == "values" else f"{NOUNS[outputs]} {index}"
+
+
+def number_text(outputs: Outputs, number: float) -> str:
+    """The number of a prediction as text: "62 %" of a class, "0.93" of a label, "37.2" of a value.
+
+    Examples:
+        >>> number_text("classes", 0.62)
+        '62 %'
+    """
     if outputs == "classes":
-        return f"{name or f'class {index}'} {percent(number)}"
-    text = f"{number:.2f}" if outputs == "labels" else f"{number:.4g}"
-    return f"{name} {text}" if name else f"{NOUNS[outputs]} {index}: {text}"
+        return percent(number)
+    return f"{number:.2f}" if outputs == "labels" else f"{number:.4g}"
 
 
 def summarize(outputs: Outputs, numbers: Sequence[float], names: Sequence[str] | None = None) -> str:

@@ -161,9 +161,10 @@ def test_the_page_works_over_http(loaded: LoadedModel) -> None:
     try:
         client = Client(address, verbose=False)
         asked = (handle_file(IMAGE_FILE), ["gae", "gradcam"], "predicted class", "default of the method")
-        said, maps = client.predict(*asked, False, api_name="/explain")
+        said, maps, checks = client.predict(*asked, False, True, api_name="/explain")
         assert said["confidences"][0]["label"] == said["label"]
         assert [one["caption"].split(":")[0] for one in maps] == ["gae", "gradcam"]
+        assert checks.count("<li>") == 2 and "<b>gae</b>: Removing the 6 brightest patches" in checks
         *_, table = client.predict(*asked, api_name="/verify")
         assert [row[0] for row in table["data"]] == ["gae", "gradcam", "random"]
         *_, words = client.predict(*asked, 25, api_name="/remove_top")
@@ -176,7 +177,31 @@ def test_the_page_works_over_http(loaded: LoadedModel) -> None:
             with pytest.raises(Exception, match="removed patches: expected a list of numbers"):
                 client.predict(handle_file(IMAGE_FILE), wrong, api_name="/what_if")
         with pytest.raises(Exception, match="at least one method"):
-            client.predict(asked[0], [], *asked[2:], False, api_name="/explain")
+            client.predict(asked[0], [], *asked[2:], False, True, api_name="/explain")
     finally:
         made.close()
         gradio.close_all()
+
+
+def test_explain_checks_each_map_and_shows_both_scores(viewer: Viewer) -> None:
+    from steadygaze.app.layout import BOTH_SCORES, DEFAULT_SCORE, PREDICTED, Events
+
+    events = Events(viewer)
+    _, plain, no_words = events.explain(IMAGE_FILE, ["gae"], PREDICTED, DEFAULT_SCORE, False, False)
+    _, checked, words = events.explain(IMAGE_FILE, ["gae"], PREDICTED, DEFAULT_SCORE, False, True)
+    assert no_words == "" and words.count("<li>") == 1 and "brightest patches" in words
+    assert checked[0][0].height > plain[0][0].height and checked[0][0].width == plain[0][0].width
+    asked = (IMAGE_FILE, ["rollout", "gaze"], PREDICTED, BOTH_SCORES)
+    _, both, words = events.explain(*asked, False, True)
+    names = ["gaze, log_odds", "gaze, logit", "rollout"]
+    assert [caption.split(":")[0] for _, caption in both] == names and words.count("<li>") == 3
+    *_, table = events.verify(*asked)
+    assert [row[0] for row in table] == [*names, "random"]
+    board, *_ = events.remove_top(*asked, 20, False)
+    assert len(board.value) == 13
+
+
+def test_names_in_checks_are_text() -> None:
+    from steadygaze.app.layout import check_list
+
+    assert check_list({"<b>": "lowers <script> from 1 % to 0.0 %."}).count("<") == 6

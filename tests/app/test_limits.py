@@ -73,7 +73,7 @@ def captions(gallery: list[dict]) -> list[str]:
 )
 def test_a_request_that_is_too_large_gets_words(visitor: Visitor, methods: list[str], words: str) -> None:
     image = visitor.upload(IMAGE_FILE)
-    answer = visitor.call("explain", image, methods, PREDICTED, DEFAULT_SCORE, False)
+    answer = visitor.call("explain", image, methods, PREDICTED, DEFAULT_SCORE, False, True)
     assert answer.error is not None and words in answer.error
 
 
@@ -102,7 +102,7 @@ def test_a_client_that_leaves_cancels_its_calls(loaded: LoadedModel) -> None:
         leaving, staying = Visitor(address), Visitor(address)
         image = leaving.upload(IMAGE_FILE)
         for _ in range(2):  # one that runs and one that waits
-            leaving.start("explain", image, [LONG], PREDICTED, DEFAULT_SCORE, False)
+            leaving.start("explain", image, [LONG], PREDICTED, DEFAULT_SCORE, False, True)
         with leaving.messages() as messages:
             assert next(m for m in messages if m["msg"] == "progress")
         # unless they are cancelled, the calls of the other take hours, and this one is not answered
@@ -114,7 +114,7 @@ def long_call(address: str) -> Iterator[dict]:
     """A call that runs or waits as long as the context lasts; gives its image."""
     visitor = Visitor(address)
     image = visitor.upload(IMAGE_FILE)
-    visitor.start("explain", image, [LONG], PREDICTED, DEFAULT_SCORE, False)
+    visitor.start("explain", image, [LONG], PREDICTED, DEFAULT_SCORE, False, True)
     with visitor.messages() as messages:
         assert next(m for m in messages if m["msg"] == "process_starts")
         time.sleep(1)  # gradio sends this just before it calls the page
@@ -124,9 +124,9 @@ def long_call(address: str) -> Iterator[dict]:
 def test_a_full_queue_refuses_calls(loaded: LoadedModel) -> None:
     limits = Limits(**PATIENT, max_seconds=300, max_calls=1)
     with served(loaded, limits=limits) as address, long_call(address) as image:
-        Visitor(address).start("explain", image, ["gae"], PREDICTED, DEFAULT_SCORE, False)  # waits
+        Visitor(address).start("explain", image, ["gae"], PREDICTED, DEFAULT_SCORE, False, True)  # waits
         with pytest.raises(httpx.HTTPStatusError, match="503"):
-            Visitor(address).start("explain", image, ["gae"], PREDICTED, DEFAULT_SCORE, False)
+            Visitor(address).start("explain", image, ["gae"], PREDICTED, DEFAULT_SCORE, False, True)
 
 
 def test_large_requests_are_refused(hasty: str) -> None:
@@ -147,7 +147,7 @@ def test_large_requests_are_refused(hasty: str) -> None:
 def test_links_are_not_downloaded(visitor: Visitor) -> None:
     link = as_input("https://example.com/cat.png")
     for inputs in ((link, ["gae"]), (visitor.upload(IMAGE_FILE), [link])):
-        answer = visitor.call("explain", *inputs, PREDICTED, DEFAULT_SCORE, False)
+        answer = visitor.call("explain", *inputs, PREDICTED, DEFAULT_SCORE, False, True)
         assert answer.error is not None and "got a link" in answer.error
 
 
@@ -207,7 +207,7 @@ def test_the_page_ends_while_an_image_is_decoded(tmp_path: Path) -> None:
     (tmp_path / "a.ppm").write_bytes(b"P6\n#" + b"x" * 19_000_000 + b"\n8 8\n255\n" + b"\0" * 192)
     with served_by_command(tmp_path) as (process, visitor):
         image = visitor.upload(tmp_path / "a.ppm")
-        visitor.start("explain", image, ["gae"], PREDICTED, DEFAULT_SCORE, False)
+        visitor.start("explain", image, ["gae"], PREDICTED, DEFAULT_SCORE, False, True)
         with visitor.messages() as messages:
             assert next(m for m in messages if m["msg"] == "process_starts")
             time.sleep(1)

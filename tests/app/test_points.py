@@ -77,14 +77,16 @@ def test_the_page_of_a_segmenter_works_over_http(loaded: sg.LoadedModel, file: P
         with served(loaded) as address:
             client = Client(address, verbose=False)
             rest = (["ixg"], "predicted class", "default of the method")
-            said, maps = client.predict(handle_file(file), "40, 7", *rest, False, api_name="/explain")
+            said, maps, _ = client.predict(
+                handle_file(file), "40, 7", *rest, False, True, api_name="/explain"
+            )
             expected = with_point(Viewer(loaded), "40, 7").predictions(file)
             assert said["label"] == max(expected, key=lambda name: expected[name])
             assert said["label"].split()[-1] in maps[0]["caption"]
             *_, words = client.predict(handle_file(file), "", *rest, 50, api_name="/remove_top")
             assert words.startswith("2 of 4 patches hidden from attention")
             with pytest.raises(Exception, match="pixel: expected"):
-                client.predict(handle_file(file), "nowhere", *rest, False, api_name="/explain")
+                client.predict(handle_file(file), "nowhere", *rest, False, True, api_name="/explain")
 
 
 @pytest.mark.full

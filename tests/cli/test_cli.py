@@ -351,3 +351,19 @@ def test_many_known_names_are_counted_in_one_sentence():
     output = run("explain", DEMO / "ship.png", "--model", "embedded", "--method", "zzz", code=2).output
     count = len(sg.list_methods())
     assert f"unknown method 'zzz'. {count} are known." in " ".join(output.split())
+
+
+def test_check_prints_a_sentence_for_each_map(tmp_path):
+    files = [DEMO / "ship.png", DEMO / "cat.png"]
+    result = run(
+        "explain", *files, "--model", "embedded", "--method", "gaze,random", "--check", "-o", tmp_path / "out"
+    )
+    lines = result.output[result.output.index("ship, gaze:") :].partition("wrote")[0].splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    text = " ".join(line.strip() for line in lines)
+    for row in manifest(tmp_path / "out")["images"]:
+        for method, (check,) in row["checks"].items():
+            assert f"{row['name']}, {method}: {check['text']}" in text
+            assert check["text"].startswith("Removing the 6 brightest patches ")
+    assert "gaze: better than chance on 2 of 2 maps, worse on 0" in text
+    assert sg.RemovalCheck.load(tmp_path / "out")["random"].insertion.shape == (2, 5)

@@ -18,7 +18,7 @@ from oracles import METHODS, METHODS_HOME, attention, cam, gradient, lrp, mixing
 from oracles.gaze import gaze_removal
 from oracles.models import DEFAULT_KINDS, KINDS, random_images, tiny
 from steadygaze.methods.propagation import pixel_relevance
-from steadygaze.methods.registry import aliases, base_methods, list_methods
+from steadygaze.methods.registry import aliases, base_methods, join_name, list_methods
 from steadygaze.trace.query import Query
 from steadygaze.vit.contexts import evaluation_mode
 
@@ -162,6 +162,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "attin": [{"form": "n"}, {"form": "n_res"}],
     "grad_eclip": [{"keys": True}, {"keys": False}, {"project": True}, {"project": False}],
     "alti": [{"against": "attn"}, {"against": "block"}],
+    "gaze_removal": [{"keys": 0.5}, {"limit": 0.1}, {"limit": 0.02, "keys": 0.0}],
     "attnlrp": [{"gamma": 0.0}, {"gamma": 0.05}, {"gamma": 1.0}],
     "decompx": [{"bias": b, "slope": s} for b in BIASES for s in ("origin", "tangent")],
 } | {
@@ -185,7 +186,9 @@ WHOLE_OPTIONS = {
     "norms": {"at"},
     "pca": {"at", "normalize"},
     "gaze_twice": set(),
-    "gaze_halves": {"weight"},
+    "gaze_halves": {"weight", "keys", "limit"},
+    "gaze_outline": {"limit", "keys", "first", "against", "share", "temperature"},
+    "calibrated": {"file"},  # its tests are in tests/faithfulness/test_calibrate.py
     "full_lrp": set(),
     "attnlrp_gamma": {"gamma", "conv_gamma", "attention"},
     "shapley_cam": {"at", "weights"},
@@ -215,7 +218,15 @@ def test_nothing_is_left_out() -> None:
         assert set(BASES[name].options) == tried, name
     assert {name: set(BASES[name].options) for name in bases("model")} == WHOLE_OPTIONS
     assert set(MATRIX) == set(bases("matrix"))
-    written_here = {"random", "smoothgrad", "gaze_twice", "gaze_halves", "diffmask", "vit_shapley"}
+    written_here = {
+        "random",
+        "smoothgrad",
+        "gaze_twice",
+        "gaze_halves",
+        "diffmask",
+        "vit_shapley",
+        "calibrated",
+    }
     written_here |= set(SEARCHED)
     libra = {name for name in aliases() if name.startswith("libra_")}  # their oracles are in test_libra.py
     assert set(METHODS) | written_here == {i.name for i in list_methods()} - {"gae", "cat", "attcat"} - libra
@@ -238,7 +249,7 @@ def test_bare_names(kind: str) -> None:
         ("fullgrad_plus", "fullgrad"),
     ):
         close(explained(kind, alias), expected(kind, base, "plus"), alias)
-    known = {"gae", "gradsam", "cat", "attcat", "fullgrad_plus", "gaze"}
+    known = {"gae", "gradsam", "cat", "attcat", "fullgrad_plus", "gaze", "gaze_weighted"}
     assert {name for name in aliases() if not name.startswith("libra_")} == known
 
 
@@ -306,7 +317,7 @@ def test_own_scores(kind: str) -> None:
     """gaze and its kin have log-odds of their own, LibraGrad log_prob, searches and Shapley values the
     probability, every other name the logit; a score given wins.
     """
-    own = {"gaze": "log_odds", "libra": "log_prob"}
+    own = {"gaze": "log_odds", "calibrated": "log_odds", "libra": "log_prob"}
     for info in list_methods():
         of_probability = info.name == "vit_shapley" or (info.name in SEARCHED and info.name != "atman")
         assert info.score == ("prob" if of_probability else own.get(info.name.partition("_")[0], "logit"))
@@ -506,12 +517,15 @@ def test_gaze_twice(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
-@pytest.mark.parametrize("weight", [0.25, 1.0])
-def test_gaze_halves(kind: str, weight: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "options", [{"weight": 0.25}, {"weight": 1.0}, {"weight": 0.25, "keys": 0.5, "limit": 0.1}]
+)
+def test_gaze_halves(kind: str, options: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     """`gaze_removal` of the whole image and, by tokens removed by hand, of both halves."""
     model, images = case(kind)
     x = vit.embed(model, images).detach()
-    whole = gaze_removal(model, images, TARGET)
+    weight, own = options["weight"], {key: value for key, value in options.items() if key != "weight"}
+    whole = gaze_removal(model, images, TARGET, **own)
     prefix, patches = model.num_prefix_tokens, whole.shape[1]
     wanted, ranks = whole.clone(), whole.argsort(1, descending=True)
     for part in (ranks[:, : patches // 2], ranks[:, patches // 2 :]):
@@ -519,8 +533,21 @@ def test_gaze_halves(kind: str, weight: float, monkeypatch: pytest.MonkeyPatch) 
             monkeypatch.setattr(vit, "reads", lambda m, n=part.shape[1]: list(range(prefix, prefix + n)))
         rows = [torch.cat([t[:prefix], t[prefix:][keep]]) for t, keep in zip(x, part, strict=True)]
         monkeypatch.setattr(vit, "embed", lambda m, images, rows=rows: torch.stack(rows))
-        scores = gaze_removal(model, images, TARGET)
+        scores = gaze_removal(model, images, TARGET, **own)
         for b in range(len(x)):
             wanted[b, part[b]] += weight * scores[b]
         monkeypatch.undo()
-    close(explained(kind, f"gaze_halves:weight={weight}"), wanted, "gaze_halves")
+    close(explained(kind, join_name("gaze_halves", options)), wanted, "gaze_halves")
+
+
+@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
+def test_gaze_outline(kind: str) -> None:
+    model, images = case(kind)
+    for options in (
+        {"limit": 0.1, "keys": 0.5},
+        {"against": 1.0, "first": 1},
+        {"temperature": 1.0, "against": 0.25, "limit": 1e6, "share": 0.75},
+        {"share": 0.0, "first": 2, "limit": 0.05},
+    ):
+        wanted = METHODS["gaze_outline"](model, images, TARGET, **options)
+        close(explained(kind, join_name("gaze_outline", options)), wanted, str(options))

@@ -445,6 +445,7 @@ def test_skipplus_takes_no_gradient_below_the_middle() -> None:
 SAME = {
     frozenset({"genatt", "gae"}): "one name and its alias",
     frozenset({"gaze", "decompx+plus:freeze=0.75"}): "an alias with its own score",
+    frozenset({"gaze_removal", "gaze_weighted"}): "no layer of a random model exceeds the limit",
 }
 
 

@@ -27,7 +27,7 @@ METHODS_HOME: dict[str, ModuleType] = {
         (mixing, "attin globenc alti"),
         (decompx, "decompx"),
         (contrastive, "legrad grad_eclip"),
-        (gaze, "gaze gaze_removal"),
+        (gaze, "gaze gaze_removal gaze_weighted gaze_outline"),
         (tokens, "norms pca"),
     )
     for name in names.split()

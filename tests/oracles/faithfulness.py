@@ -182,3 +182,35 @@ def saco(logits_of, image: Tensor, scores: Tensor, target: int, groups: int = 10
             coefficient += weight
             total += abs(weight)
     return coefficient / total
+
+
+def removal_check(logits_of, image: Tensor, scores: Tensor, target: int, random: list[list[int]]) -> dict:
+    """The check of one map, against these random orders, with one run for each subset."""
+    order, ratios = ordered(scores.flatten().tolist()), [0.1, 0.3, 0.5, 0.7, 0.9]
+    p = len(order)
+    ratios = [r for r in ratios if int(min(r, 1 - r + 1e-9) * p) > 0]
+
+    def probability(keep: list[int]) -> float:
+        return float(logits_of(image, keep).softmax(0)[target])
+
+    def curves(patches: list[int]) -> tuple[list[float], list[float]]:
+        counts = [int(r * p) for r in ratios]
+        return [probability(patches[:k]) for k in counts], [probability(patches[k:]) for k in counts]
+
+    def gain(insertion: list[float], deletion: list[float]) -> float:
+        return (trapezoid(insertion, ratios) - trapezoid(deletion, ratios)) / 2
+
+    insertion, deletion = curves(order)
+    of_random = [curves(patches) for patches in random]
+    chance = []
+    for i in range(len(ratios)):
+        removed = [d[i] for _, d in of_random] + [kept[-1 - i] for kept, _ in of_random]
+        chance.append(sum(removed) / len(removed))
+    return {
+        "whole": probability(list(range(p))),
+        "insertion": insertion,
+        "deletion": deletion,
+        "chance": chance,
+        "versus_chance": gain(insertion, deletion),
+        "spread": max(abs(gain(*pair)) for pair in of_random),
+    }

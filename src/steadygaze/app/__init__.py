@@ -27,6 +27,7 @@ def page(
     gates: str | Path | None = None,
     *,
     shapley: str | Path | None = None,
+    calibration: str | Path | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Any:
     """Make a gradio page for a model; `.launch()` serves it.
@@ -37,6 +38,7 @@ def page(
             question, `sg.ask(model, feature=...)`, it explains too.
         gates (str | Path): file of `steadygaze diffmask train`.
         shapley (str | Path): file of `steadygaze shapley train`.
+        calibration (str | Path): file of `steadygaze calibrate`.
         limits (Limits): what the page allows, such as `Limits(max_seconds=20)`.
 
     Returns:
@@ -49,6 +51,6 @@ def page(
     from steadygaze.app.layout import build_page
     from steadygaze.app.viewer import Viewer
 
-    files = {"diffmask": gates, "vit_shapley": shapley}
+    files = {"calibrated": calibration, "diffmask": gates, "vit_shapley": shapley}
     learned = {name: Path(file) for name, file in files.items() if file is not None}
     return build_page(Viewer.of(model, learned, limits))

@@ -12,7 +12,7 @@ Attention and features depend on neither. The page of a backbone without a class
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial, wraps
 from html import escape
@@ -31,7 +31,7 @@ from steadygaze.app.guard import guard, own_folder
 from steadygaze.app.limits import CallStoppedError, Limits, StopWatch
 from steadygaze.app.viewer import RANDOM, Look, Viewer
 from steadygaze.errors import InputError, MethodUnavailableError, SteadygazeError, UnknownNameError
-from steadygaze.methods.registry import DEFAULT
+from steadygaze.methods.registry import DEFAULT, parse_method
 from steadygaze.progress import Progress
 from steadygaze.questions.ask import ask, segments
 from steadygaze.questions.regions import Region
@@ -209,6 +209,8 @@ def look_legend(kind: str) -> str:
     return color_bar("attention", *LOOK_WORDS[kind]) if kind in LOOK_WORDS else ""
 
 
+BOTH = ("log_odds", "logit")  # the two that a page shows side by side
+BOTH_SCORES = "log_odds and logit, side by side"
 PREDICTED, MOST_PROBABLE, DEFAULT_SCORE = "predicted class", "most probable label", "default of the method"
 CURVE_COLUMNS = ("share", "probability", "method")
 MESSAGE_SECONDS = 30  # how long a message is shown, unless it is closed
@@ -224,10 +226,10 @@ class Events:
     def load(self, image: Path | None) -> Any:
         if image is None:
             return cleared()
-        _, maps, board, *_, deletion, insertion, table = cleared()
+        _, maps, board, *_, deletion, insertion, table, checks = cleared()
         predictions = self.viewer.prediction_label(image)
         board = gr.HTML([], panes=panes(self.viewer.vit.grid, self.viewer.shown(image)))
-        return predictions, maps, board, *self.what_if(image, []), deletion, insertion, table
+        return predictions, maps, board, *self.what_if(image, []), deletion, insertion, table, checks
 
     def look(
         self, image: Any, kind: Any, layer: Any, mean: Any, head: Any, pixel: Any, nearest_head: bool = False
@@ -264,10 +266,18 @@ class Events:
         return clicked(self.viewer, image, event.index)
 
     def explain(
-        self, image: Any, methods: Any, target: str, score: str, signed: bool, bar: gr.Progress = BAR
+        self,
+        image: Any,
+        methods: Any,
+        target: str,
+        score: str,
+        signed: bool,
+        check: bool,
+        bar: gr.Progress = BAR,
     ) -> Any:
-        maps = self._maps(image, methods, target, score, bar)
-        return self.viewer.prediction_label(image), self.viewer.overlays(image, maps, bool(signed))
+        maps = self._maps(image, methods, target, score, bar, check=bool(check))
+        overlays = self.viewer.overlays(image, maps, bool(signed))
+        return self.viewer.prediction_label(image), overlays, check_list(self.viewer.check_texts(maps))
 
     def verify(self, image: Any, methods: Any, target: str, score: str, bar: gr.Progress = BAR) -> Any:
         curves = self.viewer.removal_curves(image, self._maps(image, methods, target, score, bar))
@@ -341,7 +351,7 @@ class Events:
         self, image: Any, methods: Any, target: str, score: str, bar: gr.Progress
     ) -> dict[str, Attribution]:
         """The map of the first method that has one, by its name."""
-        names = method_names(methods)
+        names, score = method_names(methods), BOTH[0] if score == BOTH_SCORES else score
         for name in names[:-1]:
             try:
                 return self._maps(image, [name], target, score, bar)
@@ -352,8 +362,17 @@ class Events:
         return self._maps(image, names[-1:], target, score, bar)
 
     def _maps(
-        self, image: Any, methods: Any, target: str, score: str, bar: gr.Progress
+        self,
+        image: Any,
+        methods: Any,
+        target: str,
+        score: str,
+        bar: gr.Progress,
+        *,
+        check: bool = False,
     ) -> dict[str, Attribution]:
+        if score == BOTH_SCORES:
+            return self._both_scores(image, methods, target, bar, check=check)
         chosen_target = None if target == predicted(self.viewer) else str(target)
         chosen_score = None if score == DEFAULT_SCORE else str(score)
 
@@ -365,9 +384,30 @@ class Events:
             method_names(methods),
             chosen_target,
             chosen_score,
+            check=check,
             on_progress=show,
             on_problem=warn,
         )
+
+    def _both_scores(
+        self, image: Any, methods: Any, target: str, bar: gr.Progress, *, check: bool
+    ) -> dict[str, Attribution]:
+        """The maps of both scores, those of a method beside one another; then methods that need no class."""
+        first = self._maps(image, methods, target, BOTH[0], bar, check=check)
+        names = [name for name in first if parse_method(name).class_specific]
+        second = self._maps(image, names, target, BOTH[1], bar, check=check) if names else {}
+        pairs: dict[str, Attribution] = {}
+        for name in names:
+            pairs |= {
+                f"{name}, {score}": maps[name] for score, maps in zip(BOTH, (first, second), strict=True)
+            }
+        return pairs | {name: first[name] for name in first if name not in names}
+
+
+def check_list(sentences: Mapping[str, str]) -> str:
+    """What removal showed of each map, as a list; "" without a check."""
+    lines = "".join(f"<li><b>{text(name)}</b>: {text(words)}</li>" for name, words in sentences.items())
+    return f'<ul class="sg-checks">{lines}</ul>' if lines else ""
 
 
 def warn(problem: SteadygazeError) -> None:
@@ -376,8 +416,8 @@ def warn(problem: SteadygazeError) -> None:
 
 
 def cleared() -> Any:
-    """A page without an image: predictions, maps, the three parts of "What if?", curves, table."""
-    return {}, [], gr.HTML([], panes=NOTHING), {}, "", None, None, []
+    """A page without an image: predictions, maps, the three parts of "What if?", curves, table, checks."""
+    return {}, [], gr.HTML([], panes=NOTHING), {}, "", None, None, [], ""
 
 
 def nothing_seen() -> Any:
@@ -435,9 +475,14 @@ def answered(limits: Limits, handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 FIRST_METHODS = (DEFAULT, "gae", "rollout", "gradcam")  # selected at the start, if the model supports them
+SCORE_INFO = (
+    "logit: why this class; lights the whole object. log_odds: why this class and no other; lights what sets "
+    "it apart."
+)
 TEXTS = {
     "look": "What the model attends to, and which patches it sees as similar. Click a patch of the image.",
-    "explain": "Warm patches are evidence for the {noun}. If methods disagree, verify them.",
+    "explain": "Warm patches are evidence for the {noun}. Below each map: the {quantity} while patches are "
+    "removed, the brightest first, the dimmest first, and in a random order.",
     "verify": "Patches are removed, most relevant first (deletion: the {quantity} should fall early), or "
     "inserted (insertion: it should rise early). One image is not a measurement: `steadygaze verify` "
     "evaluates many, with confidence intervals.",
@@ -598,6 +643,7 @@ def _arranged(viewer: Viewer) -> gr.Blocks:
                     gr.Markdown(TEXTS["explain"].format(**texts))
                     explain = gr.Button("Explain", variant="primary")
                     legends = [gr.HTML(legend(False, noun), elem_classes="sg-plain")]
+                    checks = gr.HTML(elem_id="sg-checks", elem_classes="sg-plain")
                     gallery = gr.Gallery(
                         label="Attribution maps",
                         columns=2,
@@ -654,10 +700,17 @@ def _arranged(viewer: Viewer) -> gr.Blocks:
                     allow_custom_value=asks,  # the prompts change
                 )
                 scores = [DEFAULT_SCORE, *SCORES_OF[viewer.outputs]]
-                score = gr.Dropdown(scores, value=DEFAULT_SCORE, label="Score")
+                competing = viewer.outputs == "classes" and len(viewer.classes) > 1
+                score = gr.Dropdown(
+                    [*scores, BOTH_SCORES] if competing else scores,
+                    value=DEFAULT_SCORE,
+                    label="Score",
+                    info=SCORE_INFO if competing else None,
+                )
+                check = gr.Checkbox(True, label="Check each map by removing its brightest patches")
                 signed = gr.Checkbox(label=f"Also show evidence against the {noun}")
         request, board_parts = [image, methods, target, score], [board, changed, summary]
-        everything = [predictions, gallery, *board_parts, *plots, table]
+        everything = [predictions, gallery, *board_parts, *plots, table, checks]
 
         def on(trigger: Any, handler: Any, inputs: Any, outputs: Any, **names: Any) -> Any:
             if asks or points:
@@ -681,8 +734,8 @@ def _arranged(viewer: Viewer) -> gr.Blocks:
         on(
             [explain.click, signed.change],
             events.explain,
-            [*request, signed],
-            [predictions, gallery],
+            [*request, signed, check],
+            [predictions, gallery, checks],
             api_name="explain",
         )
         on(verify.click, events.verify, request, [*plots, table], api_name="verify")

@@ -23,7 +23,7 @@ from steadygaze.data.decoding import to_rgb
 from steadygaze.data.images import read_image
 from steadygaze.errors import DegenerateMapWarning, InputError, SteadygazeError
 from steadygaze.faithfulness.inputs import RATIOS, CachedForward
-from steadygaze.faithfulness.removal import NAMES, VALUE_NAMES, ranking, removal
+from steadygaze.faithfulness.removal import NAMES, VALUE_NAMES, removal
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.look.attention import attention
@@ -34,11 +34,12 @@ from steadygaze.methods.learned import with_files
 from steadygaze.methods.registry import Method, parse_method
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.results.attribution import Attribution
+from steadygaze.results.check import draw_check, stack
 from steadygaze.results.drawing import to_pil_image
 from steadygaze.runs.plan import choose
 from steadygaze.target import NOUNS, Outputs, percent, predictions, summarize
 from steadygaze.vit.adapt import adapt
-from steadygaze.vit.removal import HidingMode, can_mask, subset_logits
+from steadygaze.vit.removal import HidingMode, available_hiding, ranking, subset_logits
 from steadygaze.vit.view import ViT
 
 SIDE = 672  # pixels of the longer side of images that are shown, or a little fewer
@@ -138,10 +139,8 @@ class Viewer:
     @cached_property
     def removal_mode(self) -> HidingMode:
         """How patches are left out: "remove", or the closest that the model allows."""
-        if self.vit.plan.removable:
-            return "remove"
         blank = torch.zeros(1, *self.vit.plan.input_size, device=self._device)
-        return "mask" if can_mask(self.vit, self.vit.embed(blank)) else "fill"
+        return available_hiding(self.vit, self.vit.embed(blank))
 
     @property
     def outputs(self) -> Outputs:
@@ -174,12 +173,14 @@ class Viewer:
         target: str | None = None,
         score: str | None = None,
         *,
+        check: bool = False,
         on_progress: OnProgress = ignore_progress,
         on_problem: OnProblem | None = None,
     ) -> dict[str, Attribution]:
         """The maps of several methods. target: an entry of `classes`, a number or a name; None: predicted.
 
         Args:
+            check: Whether the maps get their removal curves.
             on_problem: Called with the error of each method that has no map; by default the first one is
                 raised. If no method has a map, it is always raised.
         """
@@ -191,7 +192,13 @@ class Viewer:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DegenerateMapWarning)  # an empty map is visible
                 return explain(
-                    self.vit, tensor, class_index, method=some, score=score, on_progress=on_progress
+                    self.vit,
+                    tensor,
+                    class_index,
+                    method=some,
+                    score=score,
+                    check=check,
+                    on_progress=on_progress,
                 )
 
         found = _each_that_works(maps_of, list(requested.values()), problems)
@@ -205,15 +212,25 @@ class Viewer:
     def overlays(
         self, image: ImageInput, maps: dict[str, Attribution], signed: bool = False, mode: str = "bicubic"
     ) -> list[tuple[Image.Image, str]]:
-        """Every map over the image, with the name of the method and the class; mode: of resizing."""
+        """Every map over the image, with the name of the method and the class; mode: of resizing.
+
+        Below a map that was checked are its removal curves.
+        """
         shown = self.shown(image)
-        return [
-            (
-                attribution.overlay(shown, signed=signed, mode=mode),
-                f"{name}: {attribution.title(0, self._short_names)}",
-            )
-            for name, attribution in maps.items()
-        ]
+        drawn = []
+        for name, attribution in maps.items():
+            overlay = attribution.overlay(shown, signed=signed, mode=mode)
+            if attribution.check is not None:
+                curves = draw_check(attribution.check, width=overlay.width, font_size=overlay.width // 28)
+                room = Image.new("RGB", (overlay.width, overlay.width // 12), "white")  # for the caption
+                overlay = stack([overlay, curves, room])
+            drawn.append((overlay, f"{name}: {attribution.title(0, self._short_names)}"))
+        return drawn
+
+    def check_texts(self, maps: dict[str, Attribution]) -> dict[str, str]:
+        """What removing the brightest patches does, a sentence for each map that was checked."""
+        texts = {name: attribution.check_text(0, self._short_names) for name, attribution in maps.items()}
+        return {name: text for name, text in texts.items() if text}
 
     def removal_curves(self, image: ImageInput, maps: dict[str, Attribution]) -> list[RemovalCurves]:
         """Removal curves and scores of every map on this image, and of a random ranking."""

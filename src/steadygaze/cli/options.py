@@ -255,6 +255,15 @@ Metrics = Annotated[
         "--metrics",
     ),
 ]
+CalibrationFile = Annotated[
+    Path | None,
+    declare(
+        METHODS,
+        "Calibration made by `steadygaze calibrate`; required by the method calibrated.",
+        "--calibration",
+        metavar="FILE",
+    ),
+]
 DiffMask = Annotated[
     Path | None,
     declare(

@@ -21,6 +21,7 @@ UPLOADS = "GRADIO_TEMP_DIR"  # the environment variable by which gradio finds it
 def serve(
     *,
     model: options.Model = "embedded",
+    calibration: options.CalibrationFile = None,
     diffmask: options.DiffMask = None,
     shapley: options.Shapley = None,
     device: options.Device = "auto",
@@ -87,7 +88,7 @@ def serve(
     loaded = loaded if words is None else words.applied(loaded)  # without words, the page has a box for them
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), temporary_uploads():
-        blocks = page(loaded, diffmask, shapley=shapley, limits=limits)
+        blocks = page(loaded, diffmask, shapley=shapley, calibration=calibration, limits=limits)
         try:
             _, address, _ = blocks.launch(
                 server_name=host,

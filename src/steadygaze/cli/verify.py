@@ -1,16 +1,29 @@
-"""`steadygaze verify`: progress while it runs, the ranking at the end."""
+"""`steadygaze verify`: progress while it runs, the ranking at the end. `steadygaze calibrate`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import isnan
+from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steadygaze.cli.options import DryRun, ModelOptions, read, read_request, takes
+from steadygaze.cli import options
+from steadygaze.cli.options import (
+    DATA,
+    METHODS,
+    DryRun,
+    ModelOptions,
+    declare,
+    declare_out,
+    read,
+    read_request,
+    takes,
+)
 from steadygaze.cli.output import (
     Column,
     dry_run,
@@ -21,6 +34,7 @@ from steadygaze.cli.output import (
     print_unreadable,
     progress_bar,
     stderr,
+    stdout,
     wide,
 )
 from steadygaze.errors import InputError
@@ -121,6 +135,57 @@ def _print_tasks(rows: Rows, console: Console) -> None:
                 texts.append("-" if isnan(value) else metric.text(value))
             cells.append(([str(method), *texts], ""))
         print_table(console, columns, cells, title=f"{first.title}{first.arrow}, {pool}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions(ModelOptions):
+    """The images and the options of `steadygaze calibrate`."""
+
+    images: Sequence[str]
+    halves: Annotated[
+        bool,
+        declare(
+            METHODS, "Also try gaze_halves, which takes five passes for a map instead of two.", "--halves"
+        ),
+    ] = False
+    limit: Annotated[
+        int, declare(DATA, "Use at most N images, evenly spaced.", "--limit", "-n", metavar="N", min=1)
+    ] = 48
+    device: options.Device = "auto"
+    out: Annotated[Path, declare_out("FILE", "Output file.")] = Path("calibration.json")
+
+
+@takes(CalibrateOptions)
+def calibrate(
+    images: Annotated[list[str], typer.Argument(help="Image files, or folders of images; no labels needed.")],
+    **values: Any,
+) -> None:
+    """Choose the settings of the default method that suit your model, by removing patches.
+
+    Half of the images choose, the other half report. Writes a small JSON file, which `explain`, `verify` and
+    `app` use where it is named: --method calibrated --calibration FILE.
+
+    Example: steadygaze calibrate photos -m deit_tiny_patch16_224 -o calibration.json
+    Example: steadygaze explain cat.jpg -m embedded --method calibrated --calibration calibration.json
+    """
+    from steadygaze.data.images import find_images
+    from steadygaze.faithfulness.calibrate import calibrate as search
+
+    request = CalibrateOptions(images=images, **values)
+    files = find_images(request.images)
+    files = files[:: max(1, len(files) // request.limit)][: request.limit]
+    notes = stderr()
+    with progress_bar(notes) as on_progress:
+        found = search(
+            request.load(request.device),
+            [str(file) for file in files],
+            halves=request.halves,
+            on_progress=on_progress,
+        )
+    found.save(request.out)
+    for line in str(found).splitlines():
+        print_line(stdout(), line)
+    print_line(stdout(), f"wrote {request.out}")
 
 
 def _announce(prepared: PreparedVerify, world: World, notes: Console) -> None:

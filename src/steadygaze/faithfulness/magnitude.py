@@ -20,8 +20,7 @@ from torch import Tensor
 
 from steadygaze.faithfulness.inputs import CachedForward, MetricInput, at_least_float32
 from steadygaze.faithfulness.metric import Metric, Values, add_metrics
-from steadygaze.faithfulness.removal import ranking
-from steadygaze.vit.removal import HidingMode, subset_logits
+from steadygaze.vit.removal import HidingMode, ranking, subset_logits
 
 GROUPS = 10  # K
 

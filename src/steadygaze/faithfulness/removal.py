@@ -40,19 +40,15 @@ from torch import Tensor
 from steadygaze.errors import InputError
 from steadygaze.faithfulness.inputs import RATIOS, CachedForward, MetricInput
 from steadygaze.faithfulness.metric import Curve, Metric, Values, add_metrics
+from steadygaze.results.check import area
 from steadygaze.target import at_least_float32
-from steadygaze.vit.removal import Group, Piece, pieces, reads_nothing, run_pieces
+from steadygaze.vit.removal import Group, Piece, pieces, ranking, reads_nothing, run_pieces
 
 NAMES = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
 SYMMETRIC = "srg"
 LOWER_IS_BETTER = ("deletion_accuracy", "insertion_aopc")  # of the raw curves; their scores are 100 − area
 VALUE_NAMES = ("insertion_value", "deletion_value")
 INSERTION, DELETION, LEAST_FIRST = 0, 1, 2
-
-
-def ranking(maps: Float[Tensor, "*b gh gw"]) -> Int[Tensor, "*b p"]:
-    """Patch indices by descending relevance; ties in raster order."""
-    return maps.flatten(-2).argsort(dim=-1, descending=True, stable=True)
 
 
 class Curves(NamedTuple):
@@ -159,16 +155,6 @@ def _chance(whole: CachedForward) -> float:
         case "labels":
             return 0.5
     return 1 / max(whole.logits.shape[1], 2)
-
-
-def area(curve: Float[Tensor, "*b r"], ratios: Sequence[float]) -> Float[Tensor, "*b"]:
-    """Trapezoid over the ratios divided by their span: the mean height of the curve."""
-    curve = curve.double()
-    if len(ratios) == 1:
-        return curve[..., 0]
-    x = torch.tensor(ratios, dtype=torch.float64, device=curve.device)
-    height = torch.trapezoid(curve, x, dim=-1) / (x[-1] - x[0])
-    return height.clamp(curve.amin(-1), curve.amax(-1))  # rounding must not leave the curve's range
 
 
 def checked_ratios(ratios: Sequence[float]) -> tuple[float, ...]:

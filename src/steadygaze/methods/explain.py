@@ -23,6 +23,8 @@ from steadygaze.errors import (
 )
 from steadygaze.loading.inputs import Images, prepare_inputs
 from steadygaze.methods.aggregate import layers, shares
+from steadygaze.methods.check import with_checks
+from steadygaze.methods.learned import with_files
 from steadygaze.methods.registry import (
     DEFAULT,
     Method,
@@ -81,7 +83,9 @@ def explain(
     method: MethodName = DEFAULT,
     *,
     score: str | None = None,
+    check: bool = False,
     transform: Transform | None = None,
+    calibration: Any = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Attribution: ...
 @overload
@@ -92,7 +96,9 @@ def explain(
     *,
     method: Methods,
     score: str | None = None,
+    check: bool = False,
     transform: Transform | None = None,
+    calibration: Any = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Attributions: ...
 def explain(
@@ -102,7 +108,9 @@ def explain(
     method: Any = DEFAULT,
     *,
     score: str | None = None,
+    check: bool = False,
     transform: Transform | None = None,
+    calibration: Any = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Attribution | Attributions:
     """Compute attribution maps: how much evidence each patch of an image is for a class.
@@ -124,9 +132,14 @@ def explain(
         method: A name such as "gaze" or "ixg+plus", a `steadygaze.method(...)`, or a list of them.
         score: The quantity of the class to explain: "logit", "log_prob", "log_odds", "contrast" or "prob";
             None is the method's own. A label has no contrast; of a value, the value itself is explained.
+            The logit is evidence for the class, also where it is shared with similar classes, and lights the
+            whole object; the log-odds are evidence for this class and no other, and light what sets it apart.
+        check: Whether to measure each map by removing its patches, about five forward passes for each map and
+            ten for random orders: the result's `check` has the curves, and figures show them.
         transform: How images that are not a tensor are preprocessed: a callable from an RGB image of PIL to a
             tensor (3, H, W), such as a `Compose` of torchvision. By default the preprocessing of the loaded
             model, or the one that a module of timm or transformers declares.
+        calibration: Of the method "calibrated": the result of `calibrate`, or the file it was saved to.
         on_progress: Called with a `Progress` during long searches. An interrupted search returns the map of
             the runs that were done, with a `PartialMapWarning`.
 
@@ -156,13 +169,14 @@ def explain(
         sg.explain("deit_tiny_patch16_224", "cat.jpg").save("map.png")
         ```
     """
+    method = method if calibration is None else _calibrated(method, calibration)
     inputs = prepare_inputs(model, images, transform)
     regions = each_region(target, inputs.images)
     if regions is None:
-        results = _explain(inputs.model, inputs.images, target, method, score, on_progress)
+        results = _explain(inputs.model, inputs.images, target, method, score, check, on_progress)
     else:
         parts = [
-            _explain(inputs.model, inputs.images[i : i + 1], region, method, score, on_progress)
+            _explain(inputs.model, inputs.images[i : i + 1], region, method, score, check, on_progress)
             for i, region in enumerate(regions)
         ]
         results = {name: concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -172,8 +186,28 @@ def explain(
     return next(iter(kept.values())) if isinstance(method, (str, Method)) else Attributions(kept)
 
 
+def _calibrated(requested: Any, calibration: Any) -> Any:
+    """What was requested, with the method "calibrated" reading the calibration."""
+    alone = isinstance(requested, (str, Method))
+    names = [requested] if alone else list(requested)
+    with_calibration = with_files(names, {"calibrated": calibration})
+    if len(with_calibration) > len(names):
+        raise InputError(
+            'calibration: it is used by method="calibrated" only, which is not among the requested methods. '
+            "Add it, or leave calibration out",
+            option="calibration",
+        )
+    return with_calibration[0] if alone else with_calibration
+
+
 def _explain(
-    model: Any, images: Tensor, target: Any, method: Any, score: str | None, on_progress: OnProgress
+    model: Any,
+    images: Tensor,
+    target: Any,
+    method: Any,
+    score: str | None,
+    check: bool,
+    on_progress: OnProgress,
 ) -> dict[str, Attribution]:
     """`explain` for preprocessed images with one target for all of them, by the name of the method."""
     classifier, target = pose(model, images, target)
@@ -184,7 +218,15 @@ def _explain(
     clean = CleanForward.of(vit, images)
     if note := range_note(classifier, clean.images):
         warn(note, ImagesOutOfRangeWarning, stacklevel=3)
+    if check and vit.plan.outputs == "features" and target is None:
+        raise InputError(
+            "check: no quantity of the features is explained, so there is none to measure without patches. "
+            "Give a target, such as sg.similar_to(other_image), or leave check out.",
+            option="check",
+        )
     results = explain_batch(clean, target, chosen, score, on_progress, details=True)
+    if check:
+        results = with_checks(clean, results, target)
     classes = display_names(classifier, results[chosen[0].name].logits.shape[1])
     return {name: replace(results[m.name], classes=classes) for name, m in requested.items()}
 

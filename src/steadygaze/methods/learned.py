@@ -78,11 +78,12 @@ def take_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensors.pop(name) for name in names}
 
 
-def with_files(methods: Sequence[str | Method], files: Mapping[str, str | Path | None]) -> list[str | Method]:
+def with_files(methods: Sequence[str | Method], files: Mapping[str, Any]) -> list[str | Method]:
     """The methods, with each learned one reading its file in `files`; it is added if it was not requested.
 
     Args:
-        files: By the method's name, such as {"diffmask": FILE}; None: no file is given.
+        files: By the method's name, such as {"diffmask": FILE}; None: no file is given. A calibration may be
+            given as it is.
     """
     requested = list(methods)
     for name, file in files.items():
@@ -98,11 +99,11 @@ def _stem(method: str | Method) -> str:
     return str(method).partition(":")[0]
 
 
-def _with_file(method: str | Method, file: str | Path) -> Method:
+def _with_file(method: str | Method, file: Any) -> Method:
     parsed = parse_method(method) if isinstance(method, str) else method
     if parsed.option("file") is not None:
         return parsed
-    options = {**dict(parsed.options), "file": str(file)}
+    options = {**dict(parsed.options), "file": str(file) if isinstance(file, Path) else file}
     return replace(parsed, options=tuple(sorted(options.items())))
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from steadygaze.trace.rules import Rules
     from steadygaze.vit.view import ViT
 
-DEFAULT = "gaze_removal"  # chosen by docs/evidence/faithfulness.md
+DEFAULT = "gaze_outline"  # chosen on the panel: docs/evidence/default.md
 
 Aggregator = Literal["first", "last", "rollout", "plus", "skipplus"]
 AGGREGATORS = ("last", "rollout", "plus", "skipplus")
@@ -274,6 +274,7 @@ FAMILIES = (  # one file each, in the order of listings
     "vit_shapley",
     "propagation",
     "sufficient",
+    "calibrated",
 )
 METHODS: Registry[AnyMethod | Alias] = Registry(
     "method",

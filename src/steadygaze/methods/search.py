@@ -21,7 +21,7 @@ from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.seeding import image_seed
 from steadygaze.target import class_score
 from steadygaze.trace.query import Query
-from steadygaze.vit.removal import HidingMode, can_mask, chunk_of, subset_logits
+from steadygaze.vit.removal import HidingMode, available_hiding, chunk_of, subset_logits
 
 HIDE = ("auto", "remove", "mask", "fill")
 ROWS = 64  # runs between two reports of progress, on a CPU
@@ -88,9 +88,9 @@ def hiding_mode(query: Query, name: str, hide: str) -> HidingMode:
         )
     if hide in ("remove", "mask", "fill"):
         return hide  # type: ignore[return-value]  # narrowed by the line above
-    if plan.removable:
-        return "remove"
-    mode: HidingMode = "mask" if can_mask(query.vit, query.tokens) else "fill"
+    mode = available_hiding(query.vit, query.tokens)
+    if mode == "remove":
+        return mode
     instead = "hidden from attention" if mode == "mask" else "filled with the mean color"
     warnings.warn(
         f"{name}: patches of a {plan.kind} cannot be removed, so they are {instead} (hide={mode!r}).",

@@ -39,7 +39,7 @@ from steadygaze.methods.registry import register_method
 from steadygaze.target import predictions
 from steadygaze.trace.query import Query
 from steadygaze.vit.contexts import evaluation_mode
-from steadygaze.vit.removal import HidingMode, can_mask, subset_logits
+from steadygaze.vit.removal import HidingMode, subset_logits
 from steadygaze.vit.view import ViT, blank_image
 
 FILE = FileKind("steadygaze.shapley", "weights of ViT-Shapley", "steadygaze shapley train")
@@ -143,13 +143,6 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 # -- the game: what a set of patches is worth --------------------------------------------------------
-
-
-def hiding(vit: ViT, tokens: Tensor) -> HidingMode:
-    """How the patches that are not in S are hidden: removed, or the closest that the model allows."""
-    if vit.plan.removable:
-        return "remove"
-    return "mask" if can_mask(vit, tokens) else "fill"
 
 
 def values(

@@ -20,6 +20,7 @@ from steadygaze.results.attribution import (
     draw_figure,
     save_attributions,
 )
+from steadygaze.results.check import draw_check
 
 
 class Attributions(dict[str, Attribution]):
@@ -85,7 +86,13 @@ class Attributions(dict[str, Attribution]):
         for index in first.indices()[:SHOWN_IN_NOTEBOOK]:
             images = self._columns(index)
             named = zip(images, self._headings(len(images)), strict=True)
-            figures = [figure([image], name, alt=name, width=BARE_PIXELS) for image, name in named]
+            figures = []
+            for image, name in named:
+                check = self[name].check if name in self else None
+                curves = [] if check is None else [draw_check(check, index, width=BARE_PIXELS)]
+                text = self[name].check_text(index) if check is not None else ""
+                caption = ". ".join(filter(None, (name, text)))
+                figures.append(figure([image, *curves], caption, alt=name, width=BARE_PIXELS))
             lines.append(f"<div><b>{escape(first.title(index))}</b></div><div>{''.join(figures)}</div>")
         rest = len(first.indices()) - SHOWN_IN_NOTEBOOK
         more = f"<div>and {rest} more</div>" if rest > 0 else ""

@@ -10,6 +10,7 @@ muted.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -130,11 +131,21 @@ def _to_image(array: np.ndarray) -> Image.Image:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a comparison grid: images from left to right, a title, and a note in gray beside it."""
+    """One row of a comparison grid: images from left to right, a title, and a note in gray beside it.
+
+    Attributes:
+        below: An image under each of the images, in its own size; None for none.
+    """
 
     images: Sequence[Image.Image]
     title: str = ""
     note: str = ""
+    below: Sequence[Image.Image | None] = ()
+
+    @property
+    def height_below(self) -> int:
+        """Pixels of the highest image under the images."""
+        return max((image.height for image in self.below if image is not None), default=0)
 
 
 INK, QUIET, PAPER = "#1b1b1f", "#74747c", "#ffffff"
@@ -156,22 +167,23 @@ def tile(
             f"got {[len(row.images) for row in rows]}"
         )
     gap, margin = max(4, cell // 28), max(10, cell // 10)
-    large, small = _font(max(11, cell // 12)), _font(max(10, cell // 14))
+    large, small = load_font(max(11, cell // 12)), load_font(max(10, cell // 14))
     line = max(14, cell // 9)
     captions = [_fit(heading, large, cell) for heading in headings]
     top = margin + line * max(len(caption) for caption in captions) + gap
     titled = any(row.title or row.note for row in rows)
     pitch = cell + (line + gap if titled else 0) + 2 * gap
+    heights = [pitch + (row.height_below + 2 * gap if row.below else 0) for row in rows]
     bottom = line + 2 * gap if legend else 0
     width = 2 * margin + len(headings) * (cell + gap) - gap
-    sheet = Image.new("RGB", (width, top + pitch * len(rows) + bottom + margin - gap), PAPER)
+    sheet = Image.new("RGB", (width, top + sum(heights) + bottom + margin - gap), PAPER)
     pen = ImageDraw.Draw(sheet)
     for column, caption in enumerate(captions):
         middle = margin + column * (cell + gap) + cell // 2
         for number, text in enumerate(reversed(caption)):
             pen.text((middle, top - gap - number * line), text, INK, large, anchor="ms")
     for number, row in enumerate(rows):
-        above = top + number * pitch
+        above = top + sum(heights[:number])
         if titled:
             title = _cut(row.title, large, width - 2 * margin)
             pen.text((margin, above + line), title, INK, large, anchor="ls")
@@ -186,8 +198,11 @@ def tile(
             above += line + gap
         for column, image in enumerate(row.images):
             sheet.paste(_square(image, cell), (margin + column * (cell + gap), above))
+        for column, under in enumerate(row.below):
+            if under is not None:
+                sheet.paste(under, (margin + column * (cell + gap), above + cell + 2 * gap))
     if legend:
-        box = margin, top + pitch * len(rows), width - margin
+        box = margin, top + sum(heights), width - margin
         _draw_legend(sheet, legend, noun, box, length=cell, font=small)
     return sheet
 
@@ -244,8 +259,20 @@ def _square(image: Image.Image, cell: int) -> Image.Image:
     return canvas
 
 
-def _font(size: int) -> Any:
+def load_font(size: int) -> Any:
+    """The font of every figure."""
     return ImageFont.load_default(size)
+
+
+def wrap_text(text: str, font: Any, width: float) -> list[str]:
+    """The text in lines of at most this width, broken between words, not before %; a longer word is cut."""
+    lines: list[str] = []
+    for word in re.split(" (?!%)", text):
+        if lines and font.getlength(f"{lines[-1]} {word}") <= width:
+            lines[-1] = f"{lines[-1]} {word}"
+        else:
+            lines.append(_cut(word, font, width))
+    return lines
 
 
 def _cut(text: str, font: Any, width: float) -> str:

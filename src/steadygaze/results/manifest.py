@@ -5,6 +5,7 @@
 | task     | classification, multilabel or regression; null for features                                |
 | grid     | [rows, columns] of the maps                                                                |
 | images   | one entry per image: name, predictions, targets, overlays by method, and its file if known |
+|          | with `check`: removal curves and a sentence for each target, by method                     |
 | versions | of the packages that made the maps                                                         |
 
 `steadygaze explain` adds the model, its preprocessing, and what could not be explained.
@@ -100,6 +101,7 @@ def image_entry(
     class_names: Sequence[str] | None = None,
     file: str | Path | None = None,
     outputs: Outputs = "classes",
+    checks: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> dict[str, Any]:
     """The manifest's entry of one image.
 
@@ -110,7 +112,9 @@ def image_entry(
     Args:
         target: The explained class (label, value), or several; None if no class is explained.
         overlays: Names of the overlay files by method.
+        checks: What `Attribution.check_entries` gives by method; methods without a check are left out.
     """
+    stored = {method: list(entries) for method, entries in (checks or {}).items() if entries}
     numbers = predictions(outputs, logits.detach().cpu().double())
     key = "output" if outputs in ("values", "features") else NOUNS[outputs]
     number = "value" if key == "output" else "probability"
@@ -131,6 +135,7 @@ def image_entry(
         "predictions": [describe(index) for index in best],
         "targets": [describe(index) for index in targets],
         "overlays": {method: list(files) for method, files in overlays.items()},
+        **({"checks": stored} if stored else {}),
     }
 
 

@@ -394,6 +394,9 @@ class VerifyRequest(Request):
         "mean, blur or noise.",
         type=str,
     )
+    calibration: Path | None = shared(
+        "CalibrationFile", None, "Calibration of the method calibrated, a file."
+    )
     diffmask: Path | None = shared("DiffMask", None, "Gates of the method diffmask, a file.")
     maps: Given | None = option(
         None,
@@ -442,6 +445,7 @@ class VerifyRequest(Request):
             score=[score] if isinstance(score, str) else score,
             random=self._measures_chance() if self.random is None else self.random,
             keep_maps=None if keep_maps is None else Path(keep_maps),
+            calibration=None if self.calibration is None else Path(self.calibration),
         )
 
     def _measures_chance(self) -> bool:
@@ -460,7 +464,7 @@ class VerifyRequest(Request):
     @property
     def learned(self) -> dict[str, Path | None]:
         """The files of learned methods, by the method's name."""
-        return {"diffmask": self.diffmask, "vit_shapley": self.shapley}
+        return {"calibrated": self.calibration, "diffmask": self.diffmask, "vit_shapley": self.shapley}
 
 
 @dataclass(frozen=True, kw_only=True)

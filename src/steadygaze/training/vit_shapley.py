@@ -37,7 +37,6 @@ from steadygaze.methods.perturbation import shapley_pairs
 from steadygaze.methods.vit_shapley import (
     Explainer,
     efficient,
-    hiding,
     kernel_shap_loss,
     prefix_of,
     read_file,
@@ -53,7 +52,7 @@ from steadygaze.target import Outputs, predictions
 from steadygaze.training import explainers
 from steadygaze.training.recipe import Positive, PositiveInt
 from steadygaze.vit.contexts import evaluation_mode
-from steadygaze.vit.removal import subset_logits
+from steadygaze.vit.removal import available_hiding, subset_logits
 from steadygaze.vit.view import ViT, blank_image
 
 
@@ -156,7 +155,7 @@ class Trainer(explainers.Trainer):
         self.blank = blank_image(vit)
         with torch.no_grad(), evaluation_mode(vit.model):
             tokens = vit.embed(self.blank)
-            self.mode = hiding(vit, tokens)
+            self.mode = available_hiding(vit, tokens)
             rows, columns = vit.layout(tokens).grid
         self.patches = rows * columns
         if self.patches < 2:

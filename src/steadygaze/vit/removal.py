@@ -17,7 +17,7 @@ calls are counted.
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from steadygaze.errors import MethodUnavailableError
+from steadygaze.results.check import HidingMode
 from steadygaze.vit.intercept import Interception, TorchFunction
 from steadygaze.vit.masking import masked_logits
 from steadygaze.vit.view import ViT, remember
@@ -159,7 +160,6 @@ class _Apart(Interception):
         return out
 
 
-HidingMode = Literal["remove", "mask", "fill"]
 # tokens in one chunk: what caches hold; fixed, so that results do not depend on the number of threads
 TOKENS = {"cpu": 1024}
 TOKENS_ELSEWHERE = 1 << 17
@@ -251,6 +251,18 @@ def can_mask(vit: ViT, tokens: Float[Tensor, "b n d"]) -> bool:
     except (MethodUnavailableError, RuntimeError, TypeError):
         return False
     return True
+
+
+def available_hiding(vit: ViT, tokens: Float[Tensor, "b n d"]) -> HidingMode:
+    """How patches of this model are left out: "remove", or the closest that it allows."""
+    if vit.plan.removable:
+        return "remove"
+    return "mask" if can_mask(vit, tokens) else "fill"
+
+
+def ranking(maps: Float[Tensor, "*b gh gw"]) -> Int[Tensor, "*b p"]:
+    """Patch indices by descending relevance; ties in raster order."""
+    return maps.flatten(-2).argsort(dim=-1, descending=True, stable=True)
 
 
 def subset_logits(
