@@ -18,7 +18,7 @@ from steadygaze.faithfulness.inputs import (
     MetricInput,
     at_least_float32,
 )
-from steadygaze.faithfulness.metric import Compute, Metric, Values, check_outputs, metric
+from steadygaze.faithfulness.metric import Compute, Metric, Values, check_outputs, check_truth, metric
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.view import ViT
@@ -90,6 +90,7 @@ def evaluate(
     view = adapt(vit) if isinstance(vit, nn.Module) else vit
     chosen = {name: metric(name) for name in metrics}
     check_outputs(chosen.values(), view.plan.outputs)
+    check_truth(chosen.values(), view.model)
     _check_needs(chosen.values(), batch, explain)
     with torch.no_grad(), evaluation_mode(view.model):
         forward = CachedForward(view, batch.images) if forward is None else forward

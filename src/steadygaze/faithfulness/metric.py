@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from steadygaze.errors import InputError
 from steadygaze.faithfulness.inputs import Batch, MetricInput
@@ -90,6 +90,8 @@ class Metric(Quantity):
 
     Args:
         compute (Callable): measures; metrics that share it run together.
+        needs_truth (bool): whether it needs a model whose true patch importance is known
+            (`ground_truth.hand_set_vit`).
         uses_model (bool): false for metrics that look at maps and masks only.
         uses_fill (bool): whether it paints pixels with the option `fill`.
         hides_patches (bool): whether the option `hide` decides how it hides patches.
@@ -108,6 +110,7 @@ class Metric(Quantity):
     compute: Compute
     needs_masks: bool = False
     needs_explain: bool = False
+    needs_truth: bool = False
     uses_model: bool = True
     uses_fill: bool = False
     hides_patches: bool = False
@@ -155,6 +158,8 @@ METRICS: Registry[Metric] = Registry(
             "stability",
             "concentration",
             "truth",
+            "ground_truth",
+            "single_deletion",
         )
     ],
     hint="sg.list_metrics() lists them.",
@@ -281,6 +286,17 @@ def check_outputs(metrics: Iterable[Metric], outputs: Outputs) -> None:
                 f"(task {task_of_outputs(outputs)}). Use {', '.join(instead)} instead.",
                 option="metrics",
             )
+
+
+def check_truth(metrics: Iterable[Metric], model: nn.Module) -> None:
+    """Raise `InputError` if a metric needs the true importance of the patches, and it is not known."""
+    needing = [entry.name for entry in metrics if entry.needs_truth]
+    if needing and not hasattr(model, "ground_truth"):
+        raise InputError(
+            f"{', '.join(needing)}: expected a model whose true patch importance is known, got "
+            f"{type(model).__name__}. Use verify with suite='ground_truth', which has such models.",
+            option="metrics",
+        )
 
 
 def list_metrics() -> Listing[MetricInfo]:

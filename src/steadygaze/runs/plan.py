@@ -11,7 +11,7 @@ from functools import cached_property
 from steadygaze.errors import InputError, MethodUnavailableError, UnknownNameError
 from steadygaze.faithfulness.hiding import HIDES
 from steadygaze.faithfulness.inputs import RATIOS
-from steadygaze.faithfulness.metric import METRICS, check_outputs, metric
+from steadygaze.faithfulness.metric import METRICS, check_outputs, check_truth, metric
 from steadygaze.faithfulness.perturbation import FILLS
 from steadygaze.faithfulness.removal import checked_ratios
 from steadygaze.methods.explain import plan_passes
@@ -227,6 +227,7 @@ def make_plan(
     if not names:
         raise InputError("metrics: expected at least one, got none")
     check_outputs(map(metric, names), outputs)
+    check_truth(map(metric, names), vit.model)
     stored = () if maps is None else tuple(Column(StoredMethod(n, maps), n.score) for n in maps.names)
     repeating = [name for name in names if METRICS[name].needs_explain]
     if stored and repeating:
