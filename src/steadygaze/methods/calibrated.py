@@ -2,7 +2,8 @@
 
 Which layers and which parts of a gradient describe the effect of removing a patch differs between models
 (docs/evidence/default.md). `calibrate` measures some settings on images of the user and writes the best one
-to a small JSON file, with the hash of the model's weights. The file is used only where it is named.
+to a small JSON file, with the hash of the model's weights. The file is used only where it is named. What is
+tried: docs/equations.md#calibrate.
 """
 
 from __future__ import annotations
