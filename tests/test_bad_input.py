@@ -229,6 +229,9 @@ ATTENTION = [
     "grad_eclip",
     "libra_attcat",
     "tokentm",
+    "beyond_intuition",
+    "beyond_intuition_token",
+    "caap",
 ]
 
 
@@ -247,9 +250,10 @@ def test_methods_that_a_hierarchical_model_cannot_serve(name: str) -> None:
         )
     assert set(tiny_models.served(model)) == {info.name for info in sg.list_methods()} - {
         *ATTENTION,
+        "calibrated",
         "diffmask",
         "vit_shapley",
-    }  # diffmask, vit_shapley: no file
+    }  # the last three: no file
     refuse(sg.MethodUnavailableError, "grids change", sg.explain, model, images, method="decompx:bias=norm")
     vit = sg.adapt(model)
     refuse(

@@ -46,7 +46,7 @@ def test_an_attribution_shows_the_image_its_overlay_and_the_class_name(loaded, r
     assert overlay.size == original.size and original.width >= 224
     assert re.search(r"<figcaption>cat [\d.]+ %</figcaption>", html) and "8 x 8 patches" in html
     assert decoded(att._repr_png_()).width > 2 * 224
-    assert "gaze_removal" in repr(att) and "explains cat" in repr(att) and len(repr(att)) < 120
+    assert "gaze_outline" in repr(att) and "explains cat" in repr(att) and len(repr(att)) < 120
 
 
 def test_images_stay_with_their_maps_when_an_attribution_is_indexed(loaded):

@@ -47,6 +47,8 @@ LEFT_OUT = {
     "sufficient": "a set of patches, not an order of all of them",
     "diffmask": "has to be trained for each model",
     "vit_shapley": "has to be trained for each model",
+    "calibrated": "has to be chosen for each model",
+    "greedy": "the ceiling, in a row of its own",
 }
 
 

@@ -74,6 +74,9 @@ SEARCHES = {  # searched methods with a few runs
     "tis": "tis:budget=2,clusters=4",
     "atman": "atman:budget=3",
     "sufficient": "sufficient:budget=4,minimal=false",
+    "greedy": "greedy:budget=40",
+    "smdl": "smdl:budget=60",
+    "caap": "caap:budget=3",
 }
 HIERARCHICAL = {
     "Swin": lambda: zoo.hierarchical("swin_tiny_patch4_window7_224", "swin_transformer")[0],
