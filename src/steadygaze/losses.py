@@ -135,8 +135,8 @@ class _ByMasks(_OwnLoop):
         if isinstance(module, nn.parallel.DistributedDataParallel):
             raise InputError(
                 f"{name}: expected the model itself, got it inside DistributedDataParallel, which exchanges "
-                "the gradients of its own forward pass alone. Compute the loss in the forward pass of a module "
-                "and wrap that module."
+                "the gradients of its own forward pass alone. Compute the loss in the forward pass of a "
+                "module and wrap that module."
             )
         images, masks = _tensor(images, name, "images"), torch.as_tensor(masks, device=images.device)
         labels = None if labels is None else torch.as_tensor(labels, device=images.device)
@@ -222,8 +222,8 @@ class GradMask(_ByMasks):
     Args:
         background: Weight of the squared gradient on the background, a mean over pixels.
         classification: Weight of the cross-entropy.
-        form: "formula" trains the weights by the gradient; in "code" it is a constant, as in the baseline that
-            the authors of the relevance loss ran.
+        form: "formula" trains the weights by the gradient; in "code" it is a constant, as in the baseline
+            that the authors of the relevance loss ran.
         preset: The weights published for a model, such as "DeiT-B", in place of these.
         reverse: As for `Relevance`.
 
@@ -280,8 +280,8 @@ class RRR(_ByMasks):
 class PatchConsistency(_OwnLoop):
     """Patch-wise augmentation: cross-entropy also of images with augmented patches (Mao et al. 2022).
 
-    Calling it with (model, images, labels) augments the patches, runs the model and returns the cross-entropy,
-    or 0 if the model is in eval mode. What is random comes from torch's global generator.
+    Calling it with (model, images, labels) augments the patches, runs the model and returns cross-entropy, or
+    0 if the model is in eval mode. What is random comes from torch's global generator.
 
     Args:
         mean: Mean of the normalization of the images, one value for each channel.

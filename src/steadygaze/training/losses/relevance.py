@@ -77,8 +77,8 @@ def object_and_background(
         if not masks.is_floating_point():
             other = masks[~is_code].unique().tolist()
             raise InputError(
-                f"masks: expected 255 (object), 128 (border) and 0, or 1 and 0; got {other[:8]}. If these are "
-                "shares of the object, give floats: masks / 255. If they are classes: masks == the class."
+                f"masks: expected 255 (object), 128 (border) and 0, or 1 and 0; got {other[:8]}. If these "
+                "are shares of the object, give floats: masks / 255. If they are classes: masks == the class."
             )
         border = torch.zeros_like(border)  # 128 of 255 is a share like any other
     counted = (~border).to(images.dtype)
