@@ -1,5 +1,5 @@
-"""The losses for loops that are not ours: equal to those of recipes, nothing left behind, clear errors; and the
-code of the how-to page runs."""
+"""The losses for loops that are not ours: equal to those of recipes, nothing left behind, clear errors; and
+the code of the how-to page runs."""
 
 import copy
 import inspect

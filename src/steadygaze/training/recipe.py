@@ -455,7 +455,7 @@ class Recipe(Document):
     @property
     def is_measured(self) -> bool:
         """Whether `result` states a measurement of this project."""
-        return not self.result.startswith(("not measured", "?"))
+        return not self.result.startswith("not measured")
 
     @property
     def active_losses(self) -> dict[str, LossOptions]:
