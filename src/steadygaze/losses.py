@@ -13,7 +13,8 @@ Recipes train by the same losses (`[losses.adl]`, `[losses.relevance]`, ...; `Pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -31,6 +32,18 @@ from steadygaze.training.recipe import explain_validation_error
 from steadygaze.vit.adapt import unwrapped
 
 __all__ = ["ADL", "RRR", "GradMask", "PatchConsistency", "Relevance"]
+
+
+_OPEN: list[DiversitySeam] = []  # of ADL blocks that have not ended
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Forward passes in this context do not count for an ADL block around it."""
+    seen = [(seam, len(seam.similarities), len(seam.record.attention)) for seam in _OPEN]
+    yield
+    for seam, similarities, maps in seen:
+        del seam.similarities[similarities:], seam.record.attention[maps:]
 
 
 class _OwnLoop:
@@ -85,11 +98,13 @@ class ADL(_OwnLoop):
             raise InputError("ADL: this block is open already. Use another ADL object for a block inside it.")
         seam: Any = LOSSES[self.loss](self.options, LossSetup(nn.Identity())).observer()
         self._value, self._seam = None, seam.__enter__()
+        _OPEN.append(seam)
         return self
 
     def __exit__(self, *exc: Any) -> None:
         assert self._seam is not None
         seam, self._seam = self._seam, None
+        _OPEN.remove(seam)
         seam.__exit__(*exc)
         if exc[0] is None:
             self._value = seam_loss(seam)
@@ -140,8 +155,9 @@ class _ByMasks(_OwnLoop):
             )
         images, masks = _tensor(images, name, "images"), torch.as_tensor(masks, device=images.device)
         labels = None if labels is None else torch.as_tensor(labels, device=images.device)
-        batch = LossBatch(unwrapped(module), images, labels, masks=masks)  # type: ignore[arg-type]
-        loss: Loss = LOSSES[self.loss](self.options, LossSetup(batch.model))
+        batch = LossBatch(unwrapped(module), images, labels, masks=masks)
+        with _unseen():  # the check of a new view runs the model
+            loss: Loss = LOSSES[self.loss](self.options, LossSetup(batch.model))
         terms = loss(batch)
         assert isinstance(terms, dict)
         self._terms = {term: value.detach() for term, value in terms.items()}
