@@ -21,7 +21,7 @@ PUBLIC = (
     "CheckpointError "
     "BrokenMapError RowsNotWrittenError DegenerateMapWarning PartialMapWarning ModelChangedError "
     "ImagesOutOfRangeWarning DamagedDataWarning MemoryUseWarning "
-    "errors faithfulness methods models modules robustness training __version__"
+    "errors faithfulness losses methods models modules robustness training __version__"
 )
 
 
@@ -42,7 +42,7 @@ def test_verbs_are_functions_and_packages_are_packages():
     for name in ("explain", "verify", "stress", "train", "adapt", "load_model", "list_methods"):
         importlib.import_module("steadygaze.training")  # no package may hide a function
         assert inspect.isfunction(getattr(sg, name)), name
-    for name in ("faithfulness", "methods", "models", "modules", "robustness", "training"):
+    for name in ("faithfulness", "losses", "methods", "models", "modules", "robustness", "training"):
         assert inspect.ismodule(getattr(sg, name)), name
 
 

@@ -1,5 +1,6 @@
 from . import errors as errors
 from . import faithfulness as faithfulness
+from . import losses as losses
 from . import methods as methods
 from . import models as models
 from . import modules as modules

@@ -81,7 +81,18 @@ def test_suites_and_recipes_fit():
     check(output, [])
     words = set(output.split())
     assert all(info.name in output and words >= set(info.summary.split()) for info in sg.list_suites())
-    check(run("train", "--list"), list(shipped_recipes()))
+    check(run("train", "--list", "--all"), list(shipped_recipes()))
+
+
+def test_recipes_that_were_not_measured_are_listed_on_request():
+    from steadygaze.training.recipe import read_recipe, shipped_recipes
+
+    unmeasured = [name for name in shipped_recipes() if read_recipe(name).result.startswith("not measured")]
+    listed, everything = run("train", "--list"), run("train", "--list", "--all")
+    assert "relevance-vit-b" in unmeasured and "cifar10-tap" not in unmeasured
+    assert all(name in everything and name not in listed for name in unmeasured)
+    assert "cifar10-tap" in listed and "more were not measured here" in listed
+    assert "more were not measured here" not in everything
 
 
 @pytest.mark.full

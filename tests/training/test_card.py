@@ -142,7 +142,7 @@ def test_numbers_beside_an_axis_are_not_cut_off():
 
 
 def test_recipes_are_listed_and_shown():
-    listed = call("train", "--list")
+    listed = call("train", "--list", "--all")
     assert "cifar10-baseline" in listed and "relevance-deit-b" in listed and "not measured" in listed
     assert "embed_dim = 96" in call("train", "cifar10-cb", "--show")
     done = CliRunner().invoke(app, ["train", "no-such-recipe"])

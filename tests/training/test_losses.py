@@ -226,7 +226,7 @@ def test_bad_masks_are_refused():
         gradmask_terms(model, images, masks[:, :8, :8], labels)
     with pytest.raises(sg.InputError, match="got \\[7\\]"):
         rrr_terms(model, images, torch.where(masks == 0, 7, masks).to(torch.uint8), labels)
-    with pytest.raises(sg.InputError, match=r"shares of the object in 0..1, got nan"):
+    with pytest.raises(sg.InputError, match=r"shares of the object in 0..1 or 0..255, got nan"):
         relevance_terms(model, images, torch.full(masks.shape, float("nan")), labels)
     with pytest.raises(sg.MethodUnavailableError, match="cannot be trained"):
         relevance_terms(model, images, masks, labels, method="integrated_gradients")

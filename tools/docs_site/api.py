@@ -8,7 +8,7 @@ from typing import Any
 import steadygaze as sg
 from tools.docs_site.examples import EXAMPLES
 
-PACKAGES = ("errors", "faithfulness", "methods", "models", "modules", "robustness", "training")
+PACKAGES = ("errors", "faithfulness", "losses", "methods", "models", "modules", "robustness", "training")
 PAGES = {  # page -> title, what it says, public names
     "explain": (
         "Explain",

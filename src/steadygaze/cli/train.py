@@ -59,6 +59,7 @@ LISTED = 20  # unreadable images that are listed at the end
 ListFlag = Annotated[
     bool, declare(RECIPE, "List the shipped ones with their cost and measured results.", "--list")
 ]
+ListAll = Annotated[bool, declare(RECIPE, "With --list: also recipes that were not measured here.", "--all")]
 Show = Annotated[bool, declare(RECIPE, "Print the TOML text instead of running it.", "--show")]
 
 
@@ -78,6 +79,7 @@ def train(
         ),
     ] = None,
     list_recipes: ListFlag = False,
+    list_all: ListAll = False,
     show: Show = False,
     device: Annotated[
         str, declare(RUNNING, "auto or cpu. For several GPUs or processes, use accelerate launch.")
@@ -103,8 +105,10 @@ def train(
 
     numbers = DryRun(**values).numbers
     if list_recipes:
-        print_recipes()
+        print_recipes(list_all)
         return
+    if list_all:
+        raise typer.BadParameter("--all: expected --list beside it")
     if recipe is None:
         raise typer.BadParameter("expected a recipe: a TOML file, or a name from `steadygaze train --list`")
     _check_show(show, settings)
@@ -147,18 +151,23 @@ def _check_show(show: bool, settings: list[str] | None) -> None:
         )
 
 
-def print_recipes() -> None:
-    """Print the shipped recipes with their cost and measured results."""
+def print_recipes(list_all: bool) -> None:
+    """Print the shipped recipes with their cost and measured results, or only the measured ones."""
     from steadygaze.training.recipe import read_recipe, shipped_recipes
 
+    recipes = {name: read_recipe(name) for name in shipped_recipes()}
+    shown = {name: recipe for name, recipe in recipes.items() if list_all or recipe.is_measured}
     rows: list[tuple[list[str], str]] = []
-    for name in shipped_recipes():
-        recipe = read_recipe(name)
+    for name, recipe in shown.items():
         facts = (("cost", recipe.cost), ("result", recipe.result))
         text = [recipe.about, *(f"{title}: {fact}" for title, fact in facts if fact), ""]
         rows.append(([name, "\n".join(text)], ""))
     columns = [Column("recipe", "name"), Column("description, cost, measured result", "text")]
     print_table(wide(), columns, rows, title=f"{len(rows)} recipes")
+    if len(shown) < len(recipes):
+        print_line(
+            wide(), f"{len(recipes) - len(shown)} more were not measured here: steadygaze train --list --all"
+        )
 
 
 def parse_settings(settings: list[str]) -> dict[str, Any]:

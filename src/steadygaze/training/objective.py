@@ -71,12 +71,9 @@ class Objective(nn.Module):
         terms: dict[str, Tensor] = {}
         for name, loss in sorted(self.losses.items(), key=lambda item: not item[1].runs_model):
             value = loss(batch)
-            options = loss.options
             if isinstance(value, Tensor):
                 terms[name] = value
-                total = total + options.weight * value
             else:
                 terms |= {f"{name}.{term}": value[term] for term in value}
-                weights = options.term_weights
-                total = total + options.weight * sum(weights.get(term, 1.0) * value[term] for term in value)
+            total = total + loss.total(value)
         return total, terms, batch.logits

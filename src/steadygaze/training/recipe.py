@@ -453,6 +453,11 @@ class Recipe(Document):
         return self
 
     @property
+    def is_measured(self) -> bool:
+        """Whether `result` states a measurement of this project."""
+        return not self.result.startswith("not measured")
+
+    @property
     def active_losses(self) -> dict[str, LossOptions]:
         """The losses that are trained: cross-entropy if none is listed."""
         return dict(self.losses) or {DEFAULT_LOSS: LOSSES[DEFAULT_LOSS].Options()}

@@ -45,6 +45,8 @@ class DiversitySeam(Seam):
         record: Attention maps of layers that compute them eagerly.
     """
 
+    lenient = True  # attention pooling is not attention between tokens
+
     def __init__(self, tau: float = 2.0, form: str = "paper") -> None:
         super().__init__(PLAIN, Want(hidden=False, attention=True))
         self.tau, self.form = tau, form
@@ -315,9 +317,7 @@ class AttentionDiversification(Loss):
     options: AdlOptions
 
     def observer(self) -> DiversitySeam:
-        seam = DiversitySeam(self.options.tau, self.options.form)
-        seam.lenient = True  # attention pooling is not attention between tokens
-        return seam
+        return DiversitySeam(self.options.tau, self.options.form)
 
     def __call__(self, batch: LossBatch) -> Tensor:
         assert batch.outputs is not None  # the forward pass has run, observed

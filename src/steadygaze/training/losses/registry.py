@@ -174,6 +174,14 @@ class Loss:
         """The loss, a scalar; or its terms by name, without their weights."""
         raise NotImplementedError
 
+    def total(self, value: Tensor | dict[str, Tensor]) -> Tensor:
+        """What this loss adds to the objective: the weighted sum of its terms."""
+        if isinstance(value, Tensor):
+            return self.options.weight * value
+        weights = self.options.term_weights
+        first, *others = (weights.get(term, 1.0) * value[term] for term in value)
+        return self.options.weight * sum(others, first)
+
 
 @dataclass(frozen=True)
 class LossInfo:

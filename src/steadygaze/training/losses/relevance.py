@@ -57,8 +57,8 @@ def object_and_background(
     """(S, S̄, counted), each (B, H, W): object, background, and 1 where a pixel is counted.
 
     Args:
-        masks: (B, H, W) or (B, 1, H, W); 255 object, 128 border (not counted), 0 background; or booleans; or
-            the object's share of each pixel, 0..1.
+        masks: (B, H, W) or (B, 1, H, W); 255 object, 128 border (not counted), 0 background; or 1 and 0; or
+            booleans; or the object's share of each pixel as floats in 0..1 or 0..255.
         reverse: "complement" is S̄ = 1 − S; "reference" keeps shares between 0 and 1 as they are, as the
             authors' code does.
     """
@@ -68,20 +68,21 @@ def object_and_background(
     expected = (len(images), *images.shape[-2:])
     if tuple(masks.shape) != expected:
         raise InputError(f"masks: expected {expected}, the size of the images, got {tuple(masks.shape)}")
-    counted = torch.ones_like(masks, dtype=images.dtype)
-    if masks.dtype == torch.uint8:
-        codes = {0, 1} if int(masks.max()) <= 1 else {0, BORDER, OBJECT}
-        if other := set(masks.unique().tolist()) - codes:
+    low, high = float(masks.min()), float(masks.max())
+    if not (low >= 0 and high <= OBJECT):  # also false for NaN
+        raise InputError(f"masks: expected shares of the object in 0..1 or 0..255, got {low:.3g}..{high:.3g}")
+    scale, border = (1 if high <= 1 else OBJECT), masks == BORDER
+    is_code = (masks == 0) | (masks == scale) | border
+    if not bool(is_code.all()):
+        if not masks.is_floating_point():
+            other = masks[~is_code].unique().tolist()
             raise InputError(
-                f"masks: expected 255 (object), 128 (border) and 0, or 1 and 0; got {sorted(other)[:8]}"
+                f"masks: expected 255 (object), 128 (border) and 0, or 1 and 0; got {other[:8]}. If these "
+                "are shares of the object, give floats: masks / 255. If they are classes: masks == the class."
             )
-        s = (masks == max(codes)).to(images.dtype)
-        counted = (masks != BORDER).to(images.dtype)
-    else:
-        s = masks.to(images.dtype)
-        if not (float(s.min()) >= 0 and float(s.max()) <= 1):  # also false for NaN
-            low, high = float(s.min()), float(s.max())
-            raise InputError(f"masks: expected shares of the object in 0..1, got {low:.3g}..{high:.3g}")
+        border = torch.zeros_like(border)  # 128 of 255 is a share like any other
+    counted = (~border).to(images.dtype)
+    s = (masks.to(images.dtype) / scale).masked_fill(border, 0.0)
     empty = (s.flatten(1).sum(1) == 0).nonzero()[:, 0].tolist()
     if empty:
         raise InputError(
