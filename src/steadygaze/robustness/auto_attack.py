@@ -15,8 +15,8 @@ if it is classified correctly, clean and after all four. No setting is left to c
 | w, d | gradient of z_t - z_y, distance of the hyperplane (FAB) | `normal`, `gap` |
 | s | side of the squares (Square) | `side` |
 
-Random numbers of an image follow from its own seed, so its outcome does not depend on its neighbors: it is that
-of the authors' code, run on this image alone with this seed.
+Random numbers of an image follow from its own seed, so its outcome does not depend on its neighbors: it
+is that of the authors' code, run on this image alone with this seed.
 
 Formulas: docs/equations.md#autoattack.
 """
@@ -149,9 +149,7 @@ class _Attacker:
     steps: int
     queries: int
 
-    def run(
-        self, clean: Images, labels: Labels, seeds: Sequence[int]
-    ) -> tuple[Images, dict[str, Labels]]:
+    def run(self, clean: Images, labels: Labels, seeds: Sequence[int]) -> tuple[Images, dict[str, Labels]]:
         logits = self._logits(clean)
         classes = logits.shape[1]
         if classes < 4:
@@ -164,13 +162,13 @@ class _Attacker:
         now = logits.argmax(1)
         ranked = logits.argsort(1, descending=True)
         found, predicted = clean.clone(), {"clean": now.clone()}
-        attacks = {"apgd-ce": self._apgd_ce, "apgd-t": self._apgd_t, "fab-t": self._fab_t, "square": self._square}
-        for name in ATTACKS:
+        attacks = (self._apgd_ce, self._apgd_t, self._fab_t, self._square)
+        for name, attack in zip(ATTACKS, attacks, strict=True):
             left = (now == labels).nonzero()[:, 0]
             if len(left):
                 draws = [torch.Generator().manual_seed(seeds[i]) for i in left.tolist()]
                 targets = ranked[left, 1 : TARGETS + 1]
-                attacked = attacks[name](clean[left], labels[left], targets, draws)
+                attacked = attack(clean[left], labels[left], targets, draws)
                 after = self._logits(attacked).argmax(1)
                 fell = after != labels[left]
                 found[left[fell]], now[left[fell]] = attacked[fell], after[fell]
@@ -180,9 +178,7 @@ class _Attacker:
     # -- APGD --------------------------------------------------------------------------------------
 
     def _apgd_ce(self, x: Images, y: Labels, targets: Tensor, draws: list[torch.Generator]) -> Images:
-        adversarial, _ = self._apgd(
-            x, y, draws, lambda logits: F.cross_entropy(logits, y, reduction="none")
-        )
+        adversarial, _ = self._apgd(x, y, draws, lambda logits: F.cross_entropy(logits, y, reduction="none"))
         return adversarial
 
     def _apgd_t(self, x: Images, y: Labels, targets: Tensor, draws: list[torch.Generator]) -> Images:

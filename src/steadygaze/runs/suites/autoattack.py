@@ -2,7 +2,7 @@
 
 | setting | metrics |
 | --- | --- |
-| `after_apgd-ce_linf/8`, `after_apgd-t_linf/8`, `after_fab-t_linf/8` | top1 after this attack and those before it |
+| `after_apgd-ce_linf/8`, `after_apgd-t_linf/8`, `after_fab-t_linf/8` | top1 after these attacks |
 | `autoattack_linf/8`: epsilon in 1/255; `autoattack_l2/0.5` | top1 after all four: robust accuracy |
 
 The detail of a row is [label, predicted class].
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,8 +71,8 @@ class AutoAttackSuite(Suite):
     summary = "Robust accuracy by AutoAttack: APGD-CE, APGD-T, FAB-T and Square, L∞ or L2."
     argument = "PRESET, linf=EPSILON or l2=EPSILON"
     options = (
-        Option("attack_steps", lambda given: parse_count("attack_steps", given), STEPS, must_serve=True),
-        Option("square_queries", lambda given: parse_count("square_queries", given), QUERIES, must_serve=True),
+        Option("attack_steps", partial(parse_count, "attack_steps"), STEPS, must_serve=True),
+        Option("square_queries", partial(parse_count, "square_queries"), QUERIES, must_serve=True),
     )
     compared = ("attack_steps", "square_queries")
 
@@ -94,7 +95,7 @@ class AutoAttackSuite(Suite):
                 option="suites",
             )
         published = {"attack_steps": STEPS, "square_queries": QUERIES}
-        changed = [f"{name} {self.values[name]}" for name in published if self.values[name] != published[name]]
+        changed = [f"{name} {self.values[name]}" for name, n in published.items() if self.values[name] != n]
         if changed:
             self.notes.append(f"not the published AutoAttack: {', '.join(changed)}")
         for norm, epsilon in map(parse_threat, self.arguments):
@@ -109,8 +110,8 @@ class AutoAttackSuite(Suite):
         passes = targets * steps + self.values["square_queries"]
         cost = gradients + passes / 3  # in gradients: a forward and a backward pass take as long as three
         note = (
-            f"{condition.settings[-1].label}: time of images that survive every attack; those that fall to the "
-            f"first take 1/{cost / (steps + 1):.0f} of it"
+            f"{condition.settings[-1].label}: time of images that survive every attack; those that fall to "
+            f"the first take 1/{cost / (steps + 1):.0f} of it"
         )
         return Trial(replace(condition, argument=None), cost / TIMED, note)
 
