@@ -182,7 +182,7 @@ class _Sample:
         )
 
     def _seconds_of_image(self, jobs: Sequence[Job], allowed: float, times: float = 1.0) -> float:
-        """Time two of the largest batches, after a warm-up with one image; computing takes `times` as long."""
+        """Time two of the largest batches, after a warm-up; computing them takes `times` as long."""
         full = max(len(job.images) for job in jobs)
         readable = (
             job

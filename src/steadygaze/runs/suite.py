@@ -83,8 +83,8 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a dry run times in place of a condition that takes long. times: how many times as long the condition
-    itself takes; note: what the estimate assumes."""
+    """What a dry run times in place of a condition that takes long. times: how many times as long the
+    condition itself takes; note: what the estimate assumes."""
 
     condition: Condition
     times: float = 1.0
