@@ -15,8 +15,8 @@ if it is classified correctly, clean and after all four. No setting is left to c
 | w, d | gradient of z_t - z_y, distance of the hyperplane (FAB) | `normal`, `gap` |
 | s | side of the squares (Square) | `side` |
 
-Random numbers of an image follow from its own seed, so its outcome does not depend on its neighbors: it
-is that of the authors' code, run on this image alone with this seed.
+Random numbers of an image follow from its own seed, in the order in which the authors' code draws them for a
+single image, so its outcome does not depend on its neighbors.
 
 Formulas: docs/equations.md#autoattack.
 """
