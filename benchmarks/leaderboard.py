@@ -30,7 +30,7 @@ from benchmarks.panel.cost import read_costs
 from benchmarks.panel.figure import draw
 from benchmarks.panel.learned import learned_table
 from benchmarks.panel.methods import LEFT_OUT, SEARCHES
-from benchmarks.panel.ranking import Column, Entry, interval, ranked
+from benchmarks.panel.ranking import Column, Entry, ceiling_of, interval, ranked, share
 from steadygaze.errors import UnknownNameError
 from steadygaze.methods.registry import DEFAULT, forward_passes
 
@@ -47,6 +47,16 @@ class Board:
     ranks: Mapping[Measure, Sequence[Entry]]
     apart: Mapping[str, Column]
     measured_cost: Mapping[str, float]
+
+    def ceiling(self, measure: Measure, model: str | None = None) -> Entry | None:
+        """The best that searched orders reach, over all models of the measure, or of one of them."""
+        by_model = self.columns[measure]
+        chosen = by_model if model is None else {model: by_model[model]}
+        return ceiling_of(list(chosen.values()), _reference(by_model))
+
+    def chance(self, measure: Measure) -> float | None:
+        """The value of `random`."""
+        return next((entry.value for entry in self.ranks[measure] if entry.method == "random"), None)
 
 
 def read_board(root: Path, models: Mapping[str, PanelModel] | None = None) -> Board:
@@ -114,7 +124,9 @@ def _ranking(board: Board) -> str:
     entries = board.ranks[REMOVAL_MEAN]
     others = [measure for measure in board.ranks if measure.about and measure is not REMOVAL_MEAN]
     values = {m: {entry.method: entry.value for entry in board.ranks[m]} for m in others}
+    ceiling, chance = board.ceiling(REMOVAL_MEAN), board.chance(REMOVAL_MEAN)
     heads = ["", "method", "family", "cost", "removal", "rank", "level with", *(m.title for m in others)]
+    heads[5:5] = ["share"] if ceiling else []
     lines = [
         "## Ranking",
         "",
@@ -123,6 +135,12 @@ def _ranking(board: Board) -> str:
         f"| {' | '.join(heads)} |",
         "| ---: | --- | --- |" + " ---: |" * (len(heads) - 3),
     ]
+    if ceiling:
+        tops = [board.ceiling(m) for m in others]
+        numbers = [_number(top and top.value, m.digits) for top, m in zip(tops, others, strict=True)]
+        value = f"{ceiling.value:.1f} [{ceiling.low:.1f}, {ceiling.high:.1f}]"
+        lines[2] += CEILING_TEXT
+        lines.append(f"| | ceiling | | | {' | '.join([value, '100 %', '', '', *numbers])} |")
     for place, entry in enumerate(entries, 1):
         cells = [
             str(place),
@@ -134,6 +152,7 @@ def _ranking(board: Board) -> str:
             interval(*entry.level_with) if entry.level_with != (place, place) else "–",
             *(_number(values[m].get(entry.method), m.digits) for m in others),
         ]
+        cells[5:5] = [f"{100 * share(entry.value, chance, ceiling):.0f} %"] if ceiling else []
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -145,8 +164,8 @@ def _questions(board: Board) -> str:
         "The first methods of each measure with 95 % intervals. **Level**: ranks that do not differ",
         "significantly from the first.",
         "",
-        f"| measure | models, methods | first {SHOWN_FIRST} | level | random |",
-        "| --- | --- | --- | --- | ---: |",
+        f"| measure | models, methods | first {SHOWN_FIRST} | level | random | ceiling |",
+        "| --- | --- | --- | --- | ---: | ---: |",
     ]
     for measure, entries in board.ranks.items():
         shown = ", ".join(
@@ -154,10 +173,11 @@ def _questions(board: Board) -> str:
             f"{_number(e.high, measure.digits)}]"
             for e in entries[:SHOWN_FIRST]
         )
-        chance = next((e.value for e in entries if e.method == "random"), None)
+        chance, top = board.chance(measure), board.ceiling(measure)
         sizes = f"{len(board.columns[measure])}, {len(entries)}"
         level = interval(*entries[0].level_with)
-        lines.append(f"| {measure.title} | {sizes} | {shown} | {level} | {_number(chance, measure.digits)} |")
+        ends = " | ".join(_number(value, measure.digits) for value in (chance, top and top.value))
+        lines.append(f"| {measure.title} | {sizes} | {shown} | {level} | {ends} |")
     return "\n".join(lines)
 
 
@@ -165,6 +185,10 @@ def _four(board: Board) -> str:
     values = {m: {entry.method: entry.value for entry in board.ranks[m]} for m in FOUR}
     lines = ["## The four removal scores", "", "Mean over the same models, %.", ""]
     lines += [f"| method | {' | '.join(m.title for m in FOUR)} |", "| --- |" + " ---: |" * len(FOUR)]
+    tops = [board.ceiling(m) for m in FOUR]
+    if any(tops):
+        numbers = [_number(top and top.value, m.digits) for top, m in zip(tops, FOUR, strict=True)]
+        lines.append(f"| ceiling | {' | '.join(numbers)} |")
     for entry in board.ranks[REMOVAL_MEAN]:
         cells = [_number(values[m][entry.method], m.digits) for m in FOUR]
         lines.append(f"| `{entry.method}` | {' | '.join(cells)} |")
@@ -181,6 +205,9 @@ def _by_model(board: Board) -> str:
     }
     order = [entry.method for entry in board.ranks[REMOVAL_MEAN]]
     order += sorted({method for column in by_model.values() for method in column} - set(order))
+    tops = [board.ceiling(REMOVAL_MEAN, name) for name in by_model]
+    if any(tops):
+        lines.append(f"| ceiling | {' | '.join(_number(top and top.value, 1) for top in tops)} |")
     for method in order:
         cells = [_number(values[name].get(method), 1) for name in by_model]
         lines.append(f"| `{method}` | {' | '.join(cells)} |")
@@ -265,6 +292,9 @@ bootstrap over images within each model. **Rank** is the interval of the rank un
 **Level with**: the range of ranks whose difference from the method is not significant (the paired interval
 contains 0). A method with fewer images is compared on the images it has
 (`benchmarks/panel/ranking.py`). An empty cell: not measured, or not available, on all of its models."""
+CEILING_TEXT = """
+**Ceiling**: for each image the best value that the searched orders (`greedy`) reach
+([evidence](evidence/ceiling.md)); **share**: (score − random) / (ceiling − random)."""
 SEARCHED = """\
 Searches run with the given budget of forward passes per image and class; without a number, they use one pass
 per patch, region or cluster:"""
@@ -309,7 +339,7 @@ def main() -> None:
     chosen = parser.parse_args()
     board = read_board(chosen.rows)
     chosen.out.write_text(markdown(board), encoding="utf-8")
-    draw(board.ranks, chosen.out.parent / "images" / "leaderboard.png")
+    draw(board.ranks, chosen.out.parent / "images" / "leaderboard.png", board.ceiling(REMOVAL_MEAN))
     print(f"{len(board.ranks[REMOVAL_MEAN])} methods: {chosen.out}")
 
 

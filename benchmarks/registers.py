@@ -3,6 +3,7 @@
     python -m benchmarks.registers --weights dinov2_vits14_518_float16.safetensors --data pets-masks \
         --out rows.csv.gz --figure registers.png
     python -m benchmarks.registers --rows rows.csv.gz         # only the tables, from rows
+    python -m benchmarks.registers --deit deit_tiny_patch16_224.safetensors --data pets-masks  # of DeiT-Tiny
 
 The data folder has index.csv (image, mask, breed) and masks of 255 (object), 128 (border) and 0. Register
 neurons are found on the first image of each breed, at 518 pixels, and everything is measured on others.
@@ -202,6 +203,20 @@ def _precision(values: pd.Series, first: pd.Series) -> str:
     return f"{mean} ({change.mean():+.1f} [{low:+.1f}, {high:+.1f}])"
 
 
+def of_deit(weights: Path, data: Path, each: int = SIZES[224]) -> str:
+    """The outlier tokens of DeiT-Tiny on the images that are measured at 224 pixels, in words."""
+    model = timm.create_model("deit_tiny_patch16_224").eval()
+    model.load_state_dict(load_file(weights))
+    index = pd.read_csv(data / "index.csv")
+    number = index.groupby("breed").cumcount()
+    files = [str(data / file) for file in index.image[(number > 0) & (number <= each)]]
+    out = sg.outliers(model, files, transform=transform(224))
+    last = float(out.attention_share[-1])
+    return (
+        f"DeiT-Tiny: {out.advice}\nIn the last block: {last:.1%} of the class token's attention to patches."
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -211,7 +226,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("registers.csv.gz"))
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--rows", type=Path, help="rows of an earlier run")
+    parser.add_argument("--deit", type=Path, help="weights of DeiT-Tiny: its outlier tokens, nothing else")
     given = parser.parse_args()
+    if given.deit is not None and given.data is not None:
+        print(of_deit(given.deit, given.data))
+        return
     if given.rows is None and (given.weights is None or given.data is None):
         parser.error("expected --weights and --data, or --rows")
     rows = (

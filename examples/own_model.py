@@ -47,7 +47,7 @@ def main(folder: Path | None = None) -> Path:
     file = folder / "own_model.png"
     attribution.save(file)
 
-    rows = sg.verify(loaded, [(images, torch.tensor([0, 1]))], methods=["gaze_removal", "random"])
+    rows = sg.verify(loaded, [(images, torch.tensor([0, 1]))], methods=["gaze_outline", "random"])
     print(f"maps of {tuple(attribution.scores.shape)}, {len(rows)} rows of verify, figure in {file}")
     return file
 

@@ -91,7 +91,7 @@ def main() -> None:
 
     classifier = sg.zero_shot(model, ["dog", "cat", "bird"], templates="seven", tokenizer=tokenizer)
     labels = torch.tensor([0, 1])
-    rows = sg.verify(classifier, [(images, labels)], methods=["gaze_removal", "grad_eclip", "random"])
+    rows = sg.verify(classifier, [(images, labels)], methods=["gaze_outline", "grad_eclip", "random"])
     print(rows.to_pandas().groupby(["method", "metric"])["value"].mean())
 
 

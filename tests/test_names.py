@@ -12,8 +12,9 @@ from steadygaze.cli import app
 
 PUBLIC = (
     "adapt ViT load_model LoadedModel Preprocess explain ask Region Detection zero_shot method "
-    "Attribution Attributions RemovalCheck attention Attention features Features lens Lens Outliers outliers "
-    "find_registers component feature_norm similar_to verify stress train Rows Progress "
+    "Attribution Attributions RemovalCheck calibrate Calibration attention Attention features Features "
+    "lens Lens Outliers outliers find_registers component feature_norm similar_to "
+    "verify stress train Rows Progress "
     "register_method register_adapter register_metric register_suite register_loss "
     "list_methods list_models list_adapters list_metrics list_suites list_losses "
     "SteadygazeError UnsupportedModelError MethodUnavailableError UnknownNameError InputError ImageError "

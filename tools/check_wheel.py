@@ -43,7 +43,7 @@ def check(wheel: Path, folder: Path, interpreter: str) -> None:
         (photos / image.stem).mkdir(parents=True)
         (photos / image.stem / image.name).write_bytes(image.read_bytes())
     run([command, "demo", "--out", "demo"], folder)
-    methods = ["--model", "embedded", "--methods", "gae,gaze_removal,random"]
+    methods = ["--model", "embedded", "--methods", "gae,gaze_outline,random"]
     run([command, "explain", "photos", *methods, "--out", "seen"], folder)
     run([command, "verify", *methods, "--data", "photos", "--out", "run"], folder)
     run([command, "report", "run"], folder)

@@ -15,7 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
-METHODS = ["gaze_removal", "attnlrp", "gae", "rollout"]
+METHODS = ["gaze_outline", "attnlrp", "gae", "rollout"]
 PHOTOS = ("chelsea", "coffee", "rocket")
 WARM, COOL, GRAY = "#c1440e", "#1c4fa0", "#94a3b8"
 RELEVANCE = "map by rollout, relevance only"  # the line of docs/evidence/training.md that is drawn
@@ -56,7 +56,7 @@ def draw_scores(checkpoint: Path | None) -> None:
     photo = Image.fromarray(data.chelsea())
     maps = {
         f"{method}, {score}": sg.explain(loaded, photo, method=method, score=score)
-        for method in ("gaze_removal", "gaze")
+        for method in ("gaze_outline", "gaze")
         for score in ("logit", "log_odds")
     }
     _save_small(sg.Attributions(maps).figure(cell=176), "scores.png")
@@ -71,7 +71,7 @@ def draw_check(checkpoint: Path | None) -> None:
 
     loaded = sg.load_model("deit_tiny_patch16_224", checkpoint=checkpoint)
     photo = Image.fromarray(data.rocket())
-    maps = sg.explain(loaded, photo, method=["gaze_removal", "rollout"], check=True)
+    maps = sg.explain(loaded, photo, method=["gaze_outline", "rollout"], check=True)
     _save_small(maps.figure(), "check.png")
 
 

@@ -102,14 +102,8 @@ def load_probe(backbone: Path | None, size: int = 224) -> sg.LoadedModel:
         head = {f"head.{name}": file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         classes = tuple(file.metadata()["classes"].split())
     model.load_state_dict({name: x.float() for name, x in load_file(backbone).items()} | head)
-    steps = {
-        "input_size": (3, size, size),
-        "interpolation": "bicubic",
-        "crop_pct": 1.0,
-        "crop_mode": "center",
-    }
-    model.pretrained_cfg = {**model.pretrained_cfg, **steps}
-    return replace(sg.load_model(model), name="dinov2", class_names=classes)
+    loaded = sg.load_model(model, image_size=size, class_names=classes)
+    return replace(loaded, name="dinov2")
 
 
 def panel(names: Sequence[str] = ()) -> dict[str, PanelModel]:

@@ -52,7 +52,9 @@ def main() -> None:
     parser.add_argument(
         "--offset", type=int, default=400, help="place of the first image of a class, by name"
     )
-    parser.add_argument("--classes", type=int, default=40, help="classes of ImageNet, one image each")
+    parser.add_argument(
+        "--classes", type=int, default=40, help="at most this many classes of ImageNet or pets"
+    )
     parser.add_argument(
         "--reference", default=DEFAULT, help="method whose differences to the others are printed"
     )
@@ -95,7 +97,7 @@ def run(model: PanelModel, methods: list[str], kind: str, chosen: argparse.Names
     if model.data == "imagenet":
         per_class, offset, limit = 1, 0, chosen.classes
     if model.data == "pets":
-        per_class, offset = PETS_EACH, PETS_OFFSET
+        per_class, offset, limit = PETS_EACH, PETS_OFFSET, chosen.classes
     with selection(folder, per_class, offset, limit) as data:
         batch = 8 if model.data == "pets" else 20
         measure(model, model.load(chosen.weights, chosen.dinov2), data, methods, [kind], out, batch)

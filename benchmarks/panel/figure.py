@@ -24,8 +24,8 @@ COLORS = {  # by family; what is not listed is gray
 }
 
 
-def draw(ranks: Mapping[Measure, Sequence[Entry]], path: Path) -> None:
-    """The best methods, and random."""
+def draw(ranks: Mapping[Measure, Sequence[Entry]], path: Path, ceiling: Entry | None = None) -> None:
+    """The best methods, random, and the ceiling as a line."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -38,7 +38,7 @@ def draw(ranks: Mapping[Measure, Sequence[Entry]], path: Path) -> None:
         1, 2, figsize=(11, 0.33 * len(shown) + 1.6), dpi=150, sharey=True,
         width_ratios=[2.2, 0.42 * max(len(others), 1)], gridspec_kw={"wspace": 0.03},
     )  # fmt: skip
-    _points(left, shown)
+    _points(left, shown, ceiling)
     _table(right, shown, others, ranks)
     figure.suptitle(
         "How faithful is an explanation? Removal of patches, mean over the panel's models",
@@ -49,7 +49,7 @@ def draw(ranks: Mapping[Measure, Sequence[Entry]], path: Path) -> None:
     plt.close(figure)
 
 
-def _points(axes, shown: Sequence[Entry]) -> None:  # type: ignore[no-untyped-def]
+def _points(axes, shown: Sequence[Entry], ceiling: Entry | None) -> None:  # type: ignore[no-untyped-def]
     families: dict[str, object] = {}
     for place, entry in enumerate(shown):
         family, cost = _known(entry.method)
@@ -66,6 +66,13 @@ def _points(axes, shown: Sequence[Entry]) -> None:  # type: ignore[no-untyped-de
     axes.grid(axis="x", color="#e2e8f0")
     axes.set_axisbelow(True)
     low, high = min(e.low for e in shown), max(e.high for e in shown)
+    if ceiling is not None:
+        axes.axvline(ceiling.value, color="#0f172a", linestyle="--", linewidth=1)
+        axes.annotate(
+            "ceiling", (ceiling.value, 0.02), xycoords=("data", "axes fraction"), ha="right", fontsize=8,
+            xytext=(-3, 0), textcoords="offset points",
+        )  # fmt: skip
+        high = max(high, ceiling.value)
     axes.set_xlim(max(0, low - 2), high + 0.22 * (high - low))
     axes.set_xlabel("mean of four removal scores (%, higher is better, 95 % intervals)")
     axes.annotate(

@@ -30,7 +30,11 @@ SEARCHES = (
     "hsic:budget=200",
     "scorecam:budget=64",
     "tis:budget=128",
+    "caap",
+    "smdl:budget=1000",
 )
+# the searched orders whose best is the row `ceiling`
+CEILING = ("greedy", "greedy:by=insertion", "greedy:by=deletion")
 SAME_MAP = {  # names in earlier rows -> names on the leaderboard
     "genatt": "gae",
     "genatt+plus": "gradsam",
@@ -58,7 +62,8 @@ def own_scores() -> dict[str, str]:
 
 
 def expand(names: list[str]) -> list[str]:
-    """Method names, with the sets "best", "quick" (all but searches), "searches" and "all" written out.
+    """Method names, with the sets "best", "quick" (all but searches), "searches", "ceiling" and "all" written
+    out.
 
     >>> expand(["random", "best"])[:2]
     ['random', 'gaze']
@@ -67,6 +72,7 @@ def expand(names: list[str]) -> list[str]:
         "best": [*BEST_KNOWN],
         "quick": white_box(),
         "searches": [*SEARCHES],
+        "ceiling": [*CEILING],
         "all": [*white_box(), *SEARCHES],
     }
     return [*dict.fromkeys(method for name in names for method in sets.get(name, [name]))]

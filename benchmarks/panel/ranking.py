@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from steadygaze.runs.request import CEILING, SEARCHED
+
 REPEATS = 2000
 Column = Mapping[str, np.ndarray]  # method -> (images,), NaN where an image was not measured
 
@@ -77,6 +79,35 @@ def ranked(models: Sequence[Column], reference: str, repeats: int = REPEATS) -> 
             )
         )
     return entries
+
+
+def ceiling_of(models: Sequence[Column], reference: str) -> Entry | None:
+    """The best that searched orders (`greedy:...`) reach on each image, as an entry without a place; None
+    unless every model has several of them.
+
+    >>> searched = {"greedy": np.array([6.0, 4.0]), "greedy:by=deletion": np.array([5.0, 7.0])}
+    >>> column = {"good": np.array([3.0, 5.0]), **searched}
+    >>> ceiling_of([column], "good").value
+    6.5
+    """
+    found = []
+    for column in models:
+        searched = [values for name, values in column.items() if name.partition(":")[0] == SEARCHED]
+        if len(searched) < 2:
+            return None
+        found.append({reference: column[reference], CEILING: np.max(searched, axis=0)})
+    return next((entry for entry in ranked(found, reference) if entry.method == CEILING), None)
+
+
+def share(value: float, chance: float | None, ceiling: Entry | None) -> float:
+    """(value − chance) / (ceiling − chance); NaN where one of them is missing.
+
+    >>> share(80.0, 50.0, Entry("ceiling", 90.0, 0.0, 0.0, (1, 1), (1, 1)))
+    0.75
+    """
+    if chance is None or ceiling is None:
+        return float("nan")
+    return (value - chance) / (ceiling.value - chance)
 
 
 def _shared(column: Column, method: str, reference: str) -> bool:

@@ -24,6 +24,8 @@ from .errors import UnsupportedModelError as UnsupportedModelError
 from .faithfulness.calibrate import calibrate as calibrate
 from .faithfulness.metric import list_metrics as list_metrics
 from .faithfulness.metric import register_metric as register_metric
+from .loading.ask import ask as ask
+from .loading.ask import zero_shot as zero_shot
 from .loading.load import LoadedModel as LoadedModel
 from .loading.load import list_models as list_models
 from .loading.load import load_model as load_model
@@ -42,13 +44,11 @@ from .methods.registry import list_methods as list_methods
 from .methods.registry import method as method
 from .methods.registry import register_method as register_method
 from .progress import Progress as Progress
-from .questions.ask import ask as ask
 from .questions.detections import Detection as Detection
 from .questions.features import component as component
 from .questions.features import feature_norm as feature_norm
 from .questions.features import similar_to as similar_to
 from .questions.regions import Region as Region
-from .questions.text import zero_shot as zero_shot
 from .results.attribution import Attribution as Attribution
 from .results.check import RemovalCheck as RemovalCheck
 from .results.comparison import Attributions as Attributions

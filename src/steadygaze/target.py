@@ -291,12 +291,29 @@ def resolve_target(
                 option="target",
             )
         return logits.argmax(-1)
+    index = class_indices(target, batch).to(logits.device)
+    low, high = int(index.min()), int(index.max())
+    if low < 0 or high >= classes:
+        wrong = low if low < 0 else high
+        raise InputError(
+            f"target: {NOUNS[outputs]} {wrong} is out of range; the model has {outputs} 0..{classes - 1}"
+        )
+    return index
+
+
+def class_indices(target: Any, batch: int) -> Int[Tensor, " b"] | Int[Tensor, "b k"]:
+    """One class, one per image or several per image, as an index for each of `batch` images.
+
+    Examples:
+        >>> class_indices(2, batch=3).tolist(), class_indices([2, 0], batch=2).tolist()
+        ([2, 2, 2], [2, 0])
+    """
     if isinstance(target, (bool, float, str)):
         raise InputError(
             f"target: expected None, a class index, one index per image, or a callable, got {target!r}"
         )
     try:
-        index = torch.as_tensor(target, device=logits.device)
+        index = torch.as_tensor(target)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"target: expected class indices, got {target!r} ({error})") from None
     if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
@@ -308,14 +325,7 @@ def resolve_target(
             f"target: expected one class, {batch} classes (one per image) or shape ({batch}, K), "
             f"got shape {tuple(index.shape)} for a batch of {batch}"
         )
-    index = index.long().clone()  # int64, and no tensor of inference mode
-    low, high = int(index.min()), int(index.max())
-    if low < 0 or high >= classes:
-        wrong = low if low < 0 else high
-        raise InputError(
-            f"target: {NOUNS[outputs]} {wrong} is out of range; the model has {outputs} 0..{classes - 1}"
-        )
-    return index
+    return index.long().clone()  # int64, and no tensor of inference mode
 
 
 def class_score(

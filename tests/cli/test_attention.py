@@ -1,13 +1,15 @@
-"""`steadygaze attention` and `steadygaze features`: their files, and errors that name what exists."""
+"""`steadygaze attention`, `features`, `outliers` and `lens`: files, and errors that name what exists."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+import steadygaze as sg
 from steadygaze.cli import app
 
 
@@ -90,3 +92,48 @@ def test_what_has_no_features_is_named(photos, tmp_path, words):
     result = features(photos / "cat.png", *words, "-o", tmp_path / "out")
     assert result.exit_code == 2 and words[0].strip("-") in result.output
     assert not (tmp_path / "out").exists()
+
+
+def look(command: str, *words: Any) -> Any:
+    return CliRunner().invoke(app, [command, *map(str, words), "-m", "embedded", "--device", "cpu"])
+
+
+def test_outliers_of_all_images_and_a_sentence(photos: Path, tmp_path: Path) -> None:
+    result = look("outliers", photos, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    expected = sg.outliers("embedded", photos)
+    assert expected.advice in " ".join(result.output.split())
+    with np.load(tmp_path / "out" / "outliers.npz") as arrays:
+        assert np.allclose(arrays["norms"], expected.norms) and arrays["mask"].shape == (2, 8, 8)
+        assert arrays["attention"].shape == (2, 6, 8, 8) and arrays["names"].tolist() == ["cat", "more-cat"]
+    assert Image.open(tmp_path / "out" / "outliers.png").size == expected.figure().size
+
+
+def test_lens_of_each_image_adds_up_to_its_logit(photos: Path, tmp_path: Path) -> None:
+    (photos / "broken.png").write_bytes(b"no image")
+    result = look("lens", photos, "--target", "dog", "-o", tmp_path / "out")
+    assert result.exit_code == 1 and "broken.png" in result.output and "dog, logit" in result.output
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {f"{n}.{kind}.png" for n in ("cat", "cat-1") for kind in ("lens", "patches")} | {
+        "lens.csv"
+    }
+    table = pd.read_csv(tmp_path / "out" / "lens.csv")
+    parts = table[~table.part.str.startswith("head")].groupby("image").logit.sum()
+    expected = sg.lens("embedded", photos / "cat.png", "dog").logit
+    assert parts["cat"] == pytest.approx(float(expected), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "named"),
+    [
+        ("lens", ["--target", "giraffe"], "giraffe"),
+        ("lens", ["--target", "10"], "10"),
+        ("lens", ["--text", "a cat"], "text tower"),
+        ("outliers", ["--limit", "0"], "--limit"),
+    ],
+)
+def test_errors_of_lens_and_outliers(
+    command: str, words: list[str], named: str, photos: Path, tmp_path: Path
+) -> None:
+    result = look(command, photos / "cat.png", *words, "-o", tmp_path / "out")
+    assert result.exit_code == 2 and named in result.output and not (tmp_path / "out").exists()

@@ -24,8 +24,8 @@ RUN = ("--model", "embedded", "--batch-size", "4", "--limit", "8")
 
 
 @pytest.fixture
-def sparseness():
-    @sg.register_metric("sparseness", unit="%", better="higher", low=0, high=100, label="Gini sparseness")
+def gini():
+    @sg.register_metric("gini", unit="%", better="higher", low=0, high=100, label="Gini coefficient, percent")
     def measure(given):
         "Gini coefficient of the absolute values of a map."
         values = given.maps.abs().flatten(2).sort(dim=2).values  # (M, B, patches)
@@ -34,7 +34,7 @@ def sparseness():
         return 100 * (values * weights).sum(2) / (n * values.sum(2))
 
     yield measure
-    METRICS.remove("sparseness")
+    METRICS.remove("gini")
 
 
 @pytest.fixture
@@ -57,13 +57,13 @@ def command(*words: str) -> str:
     return done.output
 
 
-def test_a_metric_from_outside_is_listed_and_measured(sparseness):
-    (info,) = [info for info in sg.list_metrics() if info.name == "sparseness"]
+def test_a_metric_from_outside_is_listed_and_measured(gini):
+    (info,) = [info for info in sg.list_metrics() if info.name == "gini"]
     assert (info.unit, info.better, info.low, info.high) == ("%", "higher", 0, 100)
-    assert info.label == "Gini sparseness" and info.summary.startswith("Gini coefficient")
+    assert info.label == "Gini coefficient, percent" and info.summary.startswith("Gini coefficient")
     model = sg.load_model("embedded")
     data = [(torch.rand(3, 3, 32, 32), torch.tensor([3, 5, 1]))]
-    rows = sg.verify(model, data, methods="gaze", metrics="sparseness")
+    rows = sg.verify(model, data, methods="gaze", metrics="gini")
     maps = sg.explain(model.model, data[0][0], target=data[0][1], method="gaze").scores.abs().flatten(1)
     for row, scores in zip(rows, maps, strict=True):
         differences = (scores[:, None] - scores).abs().sum()
@@ -73,11 +73,11 @@ def test_a_metric_from_outside_is_listed_and_measured(sparseness):
 
 @pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
-def test_a_metric_from_outside_resumes_after_a_kill_and_is_reported(sparseness, tmp_path, monkeypatch):
+def test_a_metric_from_outside_resumes_after_a_kill_and_is_reported(gini, tmp_path, monkeypatch):
     data = image_folder(tmp_path / "data")
-    options = ("--methods", "gaze,ixg", "--metrics", "sparseness,insertion_aopc")
+    options = ("--methods", "gaze,ixg", "--metrics", "gini,insertion_aopc")
     words = (*RUN, "--data", str(data), *options, "--out")
-    assert "sparseness ↑" in command("verify", *words, str(tmp_path / "whole"))
+    assert "gini ↑" in command("verify", *words, str(tmp_path / "whole"))
     real, calls = request.compute_rows, []
 
     def killed(*arguments):
@@ -100,7 +100,7 @@ def test_a_metric_from_outside_resumes_after_a_kill_and_is_reported(sparseness, 
     ]
     assert rows[0] == rows[1]
     page = write_report([tmp_path / "cut"], repeats=50)[0].read_text()
-    assert "Gini sparseness" in page and "Gini coefficient of the absolute values" in page
+    assert "Gini coefficient, percent" in page and "Gini coefficient of the absolute values" in page
 
 
 @pytest.mark.full
@@ -124,11 +124,11 @@ def test_a_method_from_outside_is_explained_and_verified(center, tmp_path):
     assert {row["method"] for row in Rows.read(tmp_path / "run")} == {"center", "center:width=2"}
 
 
-def test_bad_metrics_are_refused(sparseness):
+def test_bad_metrics_are_refused(gini):
     with pytest.raises(sg.InputError, match="registered already"):
-        sg.register_metric("sparseness")(sparseness)
+        sg.register_metric("gini")(gini)
     with pytest.raises(sg.InputError, match="without spaces"):
-        sg.register_metric("my metric")(sparseness)
+        sg.register_metric("my metric")(gini)
     sg.register_metric("wrong")(lambda given: given.maps.mean())
     try:
         vit = sg.adapt(sg.load_model("embedded").model)
@@ -148,5 +148,6 @@ def test_listing_does_not_need_a_model():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=1800, check=True
     )
     families = json.loads(done.stdout)
-    expected = ["removal", "value", "perturbation", "magnitude", "localization", "sanity", "truth"]
+    expected = ["removal", "value", "perturbation", "magnitude", "subsets", "localization", "sanity"]
+    expected += ["stability", "concentration", "truth"]
     assert list(dict.fromkeys(families)) == expected

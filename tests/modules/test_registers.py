@@ -17,6 +17,7 @@ from oracles import registers as oracle
 from oracles.models import KINDS, tiny
 from steadygaze.errors import CheckpointError, InputError, SteadygazeError, UnsupportedModelError
 from steadygaze.modules import CB, TAP, Registers, insert, inserted, remove, restore
+from steadygaze.trace import Seam, Want
 from steadygaze.vit.outputs import logits_of
 
 NEURONS = ((0, 3), (0, 7), (2, 5), (0, 1))
@@ -24,7 +25,6 @@ REFUSED = {  # model -> a word of the reason
     "EVA-02": "rotary",
     "BEiT": "relative",
     "relative positions": "relative",
-    "CaiT": "pools",
     "PiT": "grids",
     "PVT v2": "grids",
     "Swin": "grids",
@@ -71,6 +71,33 @@ def test_models_of_every_library_take_them_or_say_why_not(name):
         assert torch.equal(logits_of(remove(better)(x)), logits_of(model(x)))
     assert view.prefix == before.prefix + 1
     assert view.plan.removable == before.plan.removable
+
+
+@pytest.mark.parametrize("kind", ["CaiT", "map", "map with a class token"])
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_attention_pooling_does_not_read_them(kind, count):
+    if kind == "CaiT":
+        model = plain("CaiT")
+    else:
+        sizes = {"img_size": 64, "depth": 3, "embed_dim": 24, "num_heads": 2, "num_classes": 5}
+        pooling = {"global_pool": "map", "class_token": "class" in kind}
+        model = timm.create_model("vit_tiny_patch16_224", **sizes, **pooling).double().eval()
+    x = images_of(model).double()
+    better = insert(model, registers=Registers(NEURONS[:2], count=count) if count else Registers(count=0))
+    with torch.no_grad():
+        assert torch.allclose(sg.adapt(better)(x), better(x), atol=1e-12)
+    a = sg.attention(better, x)
+    rows, columns = a.grid
+    names = ("class",) if "class" in kind else ()
+    assert a.tokens[: -rows * columns] == (*names, *(f"register {n}" for n in range(count)))
+    with torch.no_grad(), Seam(want=Want(attention=True)) as seam:
+        record = seam.next_record()
+        better(x)
+    pooling = [attention.a for attention in record.attention[len(a) :]]
+    expected = sum(weights.mean((1, 2))[:, -rows * columns :] for weights in pooling)
+    found = sg.explain(better, x, 1, "raw_attention").scores.flatten(1)
+    assert len(pooling) >= 1 and torch.allclose(found, expected)
+    assert sg.explain(better, x, 1, "rollout").scores.shape == (len(x), rows, columns)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,7 +16,11 @@ from . import attention, cam, contrastive, decompx, gaze, gradient, lrp, mixing,
 METHODS_HOME: dict[str, ModuleType] = {
     name: home
     for home, names in (
-        (attention, "raw_attention rollout attcam genatt gradsam attn_grad tokentm"),
+        (
+            attention,
+            "raw_attention rollout attcam genatt gradsam attn_grad tokentm beyond_intuition "
+            "beyond_intuition_token",
+        ),
         (gradient, "vanilla_grad vanilla_grad_norm ixg attixg fullgrad fullgrad_plus integrated_gradients"),
         (
             cam,
@@ -28,7 +32,7 @@ METHODS_HOME: dict[str, ModuleType] = {
         (decompx, "decompx"),
         (contrastive, "legrad grad_eclip"),
         (gaze, "gaze gaze_removal gaze_weighted gaze_outline"),
-        (tokens, "norms pca"),
+        (tokens, "norms pca eigen"),
     )
     for name in names.split()
 }

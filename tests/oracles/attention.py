@@ -143,3 +143,39 @@ def tokentm_matrices(model: Model, images: Tensor, target: Tensor, **how: Any) -
 
 def tokentm(model: Model, images: Tensor, target: Tensor, **how: Any) -> Tensor:
     return vit.read(model, product(tokentm_matrices(model, images, target, **how)))
+
+
+def beyond_intuition(
+    model: Model,
+    images: Tensor,
+    target: Tensor,
+    *,
+    form: str = "head",
+    steps: int = 20,
+    first: int = 0,
+    **how: Any,
+) -> Tensor:
+    """sum_i w_i F_ij P_ij; P <- P + O P, F = mean_h relu(mean of dT/dA^(L-1) over scaled images)."""
+    A, G = attentions(model, images, target, **how)
+    state = vit.trace(model, images, target, **how)[0]
+    P = identity(A[0])
+    for layer in range(first, len(A)):
+        O = torch.zeros_like(P)
+        for b in range(len(P)):
+            heads = range(A[layer].shape[1])
+            if form == "head":
+                size = [(A[layer][b, h].T @ G[layer][b, h]).abs().mean() for h in heads]
+                O[b] = sum(size[h] / sum(size) * A[layer][b, h] for h in heads)
+                continue
+            block, own = model.blocks[layer], state.at(layer)
+            W = vit.gain(block.ls1, own.x.shape[-1])[:, None] * vit.weight(block.attn.proj.weight)
+            for j in range(P.shape[-1]):
+                v = torch.cat([own.v[b, h, j] for h in heads])
+                O[b, :, j] = A[layer][b, :, :, j].mean(0) * (W @ v).norm() / own.x[b, j].norm()
+        P = P + O @ P
+    F = sum(attentions(model, images * k / steps, target, **how)[1][-1] for k in range(1, steps + 1)) / steps
+    return vit.read(model, F.clamp(min=0).mean(1) * P.detach())
+
+
+def beyond_intuition_token(model: Model, images: Tensor, target: Tensor, **options: Any) -> Tensor:
+    return beyond_intuition(model, images, target, **{"form": "token", **options})

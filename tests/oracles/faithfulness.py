@@ -1,6 +1,7 @@
 """Faithfulness metrics by naive loops: one map, one image, one ratio, one pixel at a time."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -214,3 +215,88 @@ def removal_check(logits_of, image: Tensor, scores: Tensor, target: int, random:
         "versus_chance": gain(insertion, deletion),
         "spread": max(abs(gain(*pair)) for pair in of_random),
     }
+
+
+def correlation(x: list[float], y: list[float]) -> float:
+    """Pearson's."""
+    mx, my = sum(x) / len(x), sum(y) / len(y)
+    above = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))
+    return above / math.sqrt(sum((a - mx) ** 2 for a in x) * sum((b - my) ** 2 for b in y))
+
+
+def subset_scores(
+    logits_of, image: Tensor, scores: Tensor, target: int, sets: list[list[int]]
+) -> tuple[list[float], list[float]]:
+    """Sum of the scores of each set of patches, and the probability that is lost without it."""
+    values = scores.flatten().tolist()
+    everything = range(len(values))
+    whole = float(logits_of(image, list(everything)).softmax(0)[target])
+    left = [logits_of(image, [j for j in everything if j not in hidden]) for hidden in sets]
+    return [sum(values[j] for j in hidden) for hidden in sets], [
+        whole - float(logits.softmax(0)[target]) for logits in left
+    ]
+
+
+def infidelity(attributed: list[float], lost: list[float], scaled: bool) -> float:
+    beta = 1.0
+    if scaled:
+        beta = sum(a * d for a, d in zip(attributed, lost, strict=True)) / sum(a * a for a in attributed)
+    return sum((beta * a - d) ** 2 for a, d in zip(attributed, lost, strict=True)) / len(lost)
+
+
+def monotonicity(logits_of, image: Tensor, scores: Tensor, target: int, ratios: list[float]) -> float:
+    """Share of steps without a loss, in percent, from the P − int(r P) least important patches to all."""
+    order = ordered(scores.flatten().tolist())
+    p = len(order)
+    kept = [order[int(r * p) :] for r in sorted(ratios, reverse=True)] + [order]
+    curve = [float(logits_of(image, keep).softmax(0)[target]) for keep in kept]
+    return 100 * sum(b >= a for a, b in pairwise(curve)) / (len(curve) - 1)
+
+
+def imputed(image: Tensor, hidden: Tensor) -> Tensor:
+    """Each hidden pixel is the weighted mean of its neighbors: a dense system, equation by equation."""
+    _, height, width = image.shape
+    places = [(y, x) for y in range(height) for x in range(width) if hidden[y, x]]
+    left = torch.zeros(len(places), len(places), dtype=torch.float64)
+    right = torch.zeros(len(places), len(image), dtype=torch.float64)
+    for row, (y, x) in enumerate(places):
+        for ny in (y - 1, y, y + 1):
+            for nx in (x - 1, x, x + 1):
+                if (ny, nx) == (y, x) or not (0 <= ny < height and 0 <= nx < width):
+                    continue
+                weight = 1 / 6 if ny == y or nx == x else 1 / 12
+                left[row, row] += weight
+                if hidden[ny, nx]:
+                    left[row, places.index((ny, nx))] -= weight
+                else:
+                    right[row] += weight * image[:, ny, nx].double()
+    solution = torch.linalg.solve(left, right)
+    out = image.clone().double()
+    for (y, x), value in zip(places, solution, strict=True):
+        out[:, y, x] = value
+    return out
+
+
+def gini(values: list[float]) -> float:
+    """Mean absolute difference of all pairs over twice the mean, of absolute values."""
+    v = [abs(x) for x in values]
+    return sum(abs(a - b) for a in v for b in v) / (2 * len(v) * sum(v))
+
+
+def entropy(values: list[float]) -> float:
+    """Of the shares of absolute values, in nats."""
+    total = sum(abs(x) for x in values)
+    return -sum(abs(x) / total * math.log(abs(x) / total) for x in values if x)
+
+
+def histogram_entropy(values: list[float], bins: int) -> float:
+    low, high = min(values), max(values)
+    counts = [0] * bins
+    for x in values:
+        counts[min(int((x - low) / (high - low) * bins), bins - 1)] += 1
+    return entropy([float(c) for c in counts])
+
+
+def relative_change(before: list[float], after: list[float]) -> float:
+    above = math.sqrt(sum((a - b) ** 2 for a, b in zip(before, after, strict=True)))
+    return above / math.sqrt(sum(a**2 for a in before))

@@ -105,10 +105,14 @@ def gaze_outline(
     target: Tensor,
     *,
     limit: float | None = 8.0,
+    keys: float = 1.0,
+    first: int = 0,
     against: float = 0.5,
+    share: float = 0.5,
     temperature: float = 0.2,
 ) -> Tensor:
-    effects = gaze_removal(model, images, target, limit=limit, against=against)
+    layers = gaze_removal_layers(model, images, target, limit=limit, against=against, keys=keys)
+    effects = torch.stack(layers[first:]).sum(0)
     state, _ = vit.trace(model, images, target, freeze=0.75)
     wanted = []
     for e, tokens in zip(effects, state.x[len(model.blocks) // 4], strict=True):
@@ -119,5 +123,5 @@ def gaze_outline(
             cosines = torch.stack([x[i] @ y / (x[i].norm() * y.norm()) for y in x])
             shared[i] = ((cosines / temperature).softmax(0) * e).sum()
         shared = (shared - shared.mean()) / shared.std(unbiased=False) * e.std(unbiased=False)
-        wanted.append((e + shared) / 2)
+        wanted.append((1 - share) * e + share * shared)
     return torch.stack(wanted)

@@ -4,7 +4,9 @@
 (P,) of one image.
 """
 
-from math import comb, exp, sqrt
+from itertools import combinations
+from math import acos, comb, exp, pi, sqrt
+from math import log as logarithm
 from typing import Any
 from zlib import crc32
 
@@ -389,3 +391,92 @@ def exact_shapley_of_removal(model: Any, image: Tensor) -> Tensor:
             if not keep >> j & 1:
                 phi[j] += (v[keep | 1 << j] - v[keep]) / (P * comb(P - 1, keep.bit_count()))
     return phi
+
+
+# -- greedy searches
+
+
+def gain(model: Any, image: Tensor, chosen: list[int], c: int, by: str) -> float:
+    """How good a set of patches is: f(S), -f(V without S), or their sum."""
+    rest = [j for j in range(patches(model)) if j not in chosen]
+    kept = 0.0 if by == "deletion" else f(model, image, chosen, c)
+    return kept - (0.0 if by == "insertion" else f(model, image, rest, c))
+
+
+def greedy_order(model: Any, image: Tensor, c: int, by: str, at_once: int = 1) -> list[int]:
+    """The `at_once` patches with the largest gain are added, again and again."""
+    chosen: list[int] = []
+    left = list(range(patches(model)))
+    while len(left) > 1:
+        values = {j: gain(model, image, [*chosen, j], c, by) for j in left}
+        left.sort(key=lambda j: -values[j])
+        rest = left[at_once:]
+        chosen += left if len(rest) < 2 and at_once > 1 else left[:at_once]
+        left = [] if len(rest) < 2 and at_once > 1 else rest
+    return chosen + left
+
+
+def ranks(order: list[int]) -> Tensor:
+    """P for the first patch, 1 for the last one."""
+    return torch.tensor([float(len(order) - order.index(j)) for j in range(len(order))], dtype=torch.float64)
+
+
+def best_order(model: Any, image: Tensor, c: int, by: str) -> tuple[float, list[int]]:
+    """Over all orders, the largest sum of the gains of the first 1, 2, ..., P - 1 patches, by enumeration."""
+    P = patches(model)
+    best: dict[frozenset[int], tuple[float, list[int]]] = {frozenset(): (0.0, [])}
+    for size in range(1, P + 1):
+        for members in combinations(range(P), size):
+            own = 0.0 if size == P else gain(model, image, list(members), c, by)
+            before = [(best[frozenset(members) - {j}], j) for j in members]
+            (total, order), last = max(before, key=lambda pair: pair[0][0])
+            best[frozenset(members)] = total + own, [*order, last]
+    return best[frozenset(range(P))]
+
+
+def smdl(
+    model: Any, image: Tensor, c: int, *, confidence: float = 0.0, effectiveness: float = 0.05
+) -> Tensor:
+    """One region (a patch) at a time: confidence, distance between regions, f(S), 1 - f(V without S)."""
+    P, chosen = patches(model), list[int]()
+    z = [logits(model, image, [j]) for j in range(P)]
+
+    def distance(i: int, j: int) -> float:
+        return acos(float(z[i] @ z[j] / z[i].norm() / z[j].norm())) / pi
+
+    def value(members: list[int]) -> float:
+        p = logits(model, image, members).softmax(0)
+        entropy = -float((p * p.log()).sum())
+        apart = 0.0
+        if len(members) > 1:
+            apart = sum(min(distance(i, j) for j in members if j != i) for i in members)
+        rest = [j for j in range(P) if j not in members]
+        score = f(model, image, members, c) + 1 - f(model, image, rest, c)
+        return score + confidence * (1 - entropy / logarithm(len(p))) + effectiveness * apart
+
+    while len(chosen) < P - 1:
+        left = [j for j in range(P) if j not in chosen]
+        chosen.append(max(left, key=lambda j: value([*chosen, j])))
+    return ranks([*chosen, next(j for j in range(P) if j not in chosen)])
+
+
+def caap(model: Any, image: Tensor, c: int, *, first: int | None = None, last: int | None = None) -> Tensor:
+    """Change of the gray image's logit by the states of one patch at the inputs of blocks first..last."""
+    depth, prefix = len(model.blocks), model.num_prefix_tokens
+    first, last = depth // 4 if first is None else first, 3 * depth // 4 if last is None else last
+
+    def run(picture: Tensor, states: list[Tensor], patch: int | None) -> float:
+        x = model.norm_pre(tokens_of(model, picture)[None])
+        for layer, block in enumerate(model.blocks):
+            if patch is not None and first <= layer <= last:
+                x[0, prefix + patch] = states[layer][prefix + patch]
+            x = block(x).detach()
+        return float(model.forward_head(model.norm(x))[0, c])
+
+    states, x = [], model.norm_pre(tokens_of(model, image)[None]).detach()
+    for block in model.blocks:
+        states.append(x[0].clone())
+        x = block(x).detach()
+    gray = torch.zeros_like(image)
+    nothing = run(gray, states, None)
+    return torch.tensor([run(gray, states, j) - nothing for j in range(patches(model))], dtype=torch.float64)

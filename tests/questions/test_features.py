@@ -115,9 +115,8 @@ def test_images_of_every_kind_are_the_same_image(tmp_path: Path) -> None:
         (sg.similar_to(images(2)), "one image"),
         (sg.similar_to(torch.zeros(7)), "width 24"),
         (sg.similar_to(torch.full((24,), float("nan"))), "finite"),
-        (sg.similar_to("cat.jpg"), "load_model"),
-        (sg.similar_to(3), "expected an image"),
-        (sg.similar_to([]), "expected an image"),
+        (sg.similar_to(3), "similar_to: images: expected a path"),
+        (sg.similar_to([]), "similar_to: images: expected at least one"),
         (sg.component(4, images(5)), r"0\.\.3"),
         (sg.component(-1, images(5)), r"0\.\.3"),
         (sg.component(0, images(1)), "two images"),
@@ -126,6 +125,32 @@ def test_images_of_every_kind_are_the_same_image(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_target_is_said(target: Any, says: str) -> None:
     with pytest.raises(sg.InputError, match=says):
         sg.explain(backbone(), images(1), target)
+
+
+def test_images_of_a_target_are_preprocessed_like_the_explained_ones(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 70, 80, 3), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+    model, file = backbone().float(), tmp_path / "0.png"
+    loaded = sg.load_model(model)
+    x = torch.stack([loaded.preprocess(Image.fromarray(image)) for image in pixels])
+    expected = sg.explain(model, x[1:2], sg.similar_to(x[:1]), "ixg").scores
+    for held in (model, loaded, sg.adapt(model)):
+        for other in (file, str(file), Image.open(file), pixels[0]):
+            assert torch.equal(sg.explain(held, pixels[1], sg.similar_to(other), "ixg").scores, expected)
+    asked = sg.ask(model, feature=sg.similar_to(file))
+    assert torch.equal(sg.explain(asked, x[1:2], method="ixg").scores, expected)
+    component = sg.explain(model, x[1:2], sg.component(0, x), "ixg").scores
+    assert torch.equal(sg.explain(model, pixels[1], sg.component(0, tmp_path), "ixg").scores, component)
+
+    bare = dinov2().float()
+    with pytest.raises(sg.InputError, match="similar_to: transform: how Dinov2Model preprocesses"):
+        sg.explain(bare, x[:1], sg.similar_to(file))
+    transform = loaded.preprocess
+    found = sg.explain(bare, pixels[1], sg.similar_to(file), "ixg", transform=transform)
+    assert torch.equal(found.scores, sg.explain(bare, x[1:2], sg.similar_to(x[0]), "ixg").scores)
+    asked = sg.ask(bare, feature=sg.similar_to(file), transform=transform)
+    assert torch.equal(sg.explain(asked, x[1:2], method="ixg").scores, found.scores)
 
 
 def test_classifiers_have_no_features_and_ask_wants_a_quantity() -> None:

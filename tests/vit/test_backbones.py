@@ -13,7 +13,7 @@ import steadygaze as sg
 from helpers.backbones import STAND_INS, MonaiViT
 from steadygaze.vit.outputs import model_output
 
-CLASS_FREE = ["raw_attention", "rollout", "attin", "globenc", "alti", "norms", "pca"]
+CLASS_FREE = ["raw_attention", "rollout", "attin", "globenc", "alti", "norms", "pca", "eigen"]
 
 
 def images_of(model: nn.Module) -> Tensor:

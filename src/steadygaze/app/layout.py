@@ -31,11 +31,10 @@ from steadygaze.app.guard import guard, own_folder
 from steadygaze.app.limits import CallStoppedError, Limits, StopWatch
 from steadygaze.app.viewer import RANDOM, Look, Viewer
 from steadygaze.errors import InputError, MethodUnavailableError, SteadygazeError, UnknownNameError
+from steadygaze.loading.ask import ask, segments, zero_shot
 from steadygaze.methods.registry import DEFAULT, parse_method
 from steadygaze.progress import Progress
-from steadygaze.questions.ask import ask, segments
 from steadygaze.questions.regions import Region
-from steadygaze.questions.text import zero_shot
 from steadygaze.results.attribution import Attribution
 from steadygaze.results.drawing import legend_bar, legend_words
 from steadygaze.target import NOUNS, SCORES_OF

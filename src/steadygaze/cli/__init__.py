@@ -143,6 +143,8 @@ def _add(command: Callable[..., None], group: str, name: str | None = None, **se
 _add(explain.explain, EXPLAIN)
 _add(look.attention, EXPLAIN)
 _add(look.features, EXPLAIN)
+_add(look.outliers, EXPLAIN)
+_add(look.lens, EXPLAIN)
 _add(explain.demo, EXPLAIN)
 _add(serve.serve, EXPLAIN, "app")
 _add(verify.verify, MEASURE)

@@ -190,9 +190,8 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
 
     from steadygaze.data.streams import list_images
     from steadygaze.files import remove_leftovers
+    from steadygaze.loading.ask import as_classifier, ask
     from steadygaze.methods.learned import with_files
-    from steadygaze.questions.ask import ask
-    from steadygaze.questions.text import as_classifier
     from steadygaze.vit.adapt import adapt
 
     console, live = console or stdout(), stderr()

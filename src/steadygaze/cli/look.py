@@ -1,11 +1,12 @@
-"""`steadygaze attention` and `steadygaze features`: image files in; figures and numbers out."""
+"""`steadygaze attention`, `features`, `outliers` and `lens`: image files in; figures and numbers out."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,16 +14,72 @@ import typer
 
 from steadygaze.cli import options
 from steadygaze.cli.options import DATA, METHODS, OUTPUT, declare, declare_out, takes
-from steadygaze.cli.output import print_line, stderr, stdout
+from steadygaze.cli.output import print_line, progress_bar, stderr, stdout
 from steadygaze.errors import ImageError, InputError
-from steadygaze.files import write_png
+from steadygaze.files import write_atomic, write_png
+from steadygaze.progress import Progress
+
+Images = Annotated[list[str], typer.Argument(help="Image files, or folders of images.")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionOptions(options.ModelOptions):
-    """The images and the options of `steadygaze attention`."""
+class LookOptions(options.ModelOptions):
+    """The images, and the options of every command here."""
 
     images: Sequence[str]
+    limit: Annotated[
+        int | None, declare(DATA, "Use at most N images.", "--limit", "-n", metavar="N", min=1)
+    ] = None
+    device: options.Device = "auto"
+
+    @property
+    def files(self) -> list[Path]:
+        """The image files; an error if there are none."""
+        from steadygaze.data.images import find_images
+
+        return find_images(self.images)[: self.limit]
+
+    def loaded(self) -> Any:
+        """The model, with the classes that --text or --class-names give it."""
+        from rich.markup import escape
+
+        from steadygaze.loading.ask import as_classifier
+
+        live = stderr()
+        with live.status(f"loading {escape(self.model)}") if live.is_terminal else nullcontext():
+            loaded = self.load(self.device)
+            return loaded if self.words is None else as_classifier(loaded, self.words)
+
+    def each(self, files: Sequence[Path], read: Callable[[Path], Any]) -> Iterator[tuple[str, Any]]:
+        """(a name for its output files, what `read` gives) of each image.
+
+        Raises:
+            typer.Exit: At the end, if files could not be read; they are printed.
+        """
+        unreadable: list[str] = []
+        taken: set[str] = set()
+        with progress_bar(stderr(), visible=stderr().is_terminal) as on_progress:
+            for number, file in enumerate(files):
+                on_progress(Progress("look", number, len(files), "images"))
+                try:
+                    seen = read(file)
+                except ImageError as error:
+                    unreadable.append(str(error))
+                    continue
+                stem = seen.names[0]
+                name = stem if stem.lower() not in taken else f"{stem}-{len(taken)}"
+                taken.add(name.lower())
+                yield name, seen
+        for message in unreadable:
+            print_line(stdout(), f"not read: {message}", "red")
+        if unreadable:
+            raise typer.Exit(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions(LookOptions):
+    """The images and the options of `steadygaze attention`."""
+
     layer: Annotated[
         str,
         declare(
@@ -53,18 +110,11 @@ class AttentionOptions(options.ModelOptions):
         ),
     ] = None
     gif: Annotated[bool, declare(OUTPUT, "Also write an animated GIF over the layers.", "--gif")] = False
-    limit: Annotated[
-        int | None, declare(DATA, "Use at most N images.", "--limit", "-n", metavar="N", min=1)
-    ] = None
-    device: options.Device = "auto"
     out: Annotated[Path, declare_out("FOLDER", "Output folder.")] = Path("steadygaze-attention")
 
 
 @takes(AttentionOptions)
-def attention(
-    images: Annotated[list[str], typer.Argument(help="Image files, or folders of images.")],
-    **values: Any,
-) -> None:
+def attention(images: Images, **values: Any) -> None:
     """Show what the heads of a layer attend to.
 
     Writes NAME.attention.png and NAME.attention.npz (the maps) for each image. Unreadable files are skipped
@@ -73,52 +123,29 @@ def attention(
     Example: steadygaze attention cat.jpg -m deit_tiny_patch16_224 --layer -1 --heads all --query class -o out
     Example: steadygaze attention photos -m deit_tiny_patch16_224 --layer 8 --heads 2 --query 6,7 --gif
     """
-    raise typer.Exit(run(AttentionOptions(images=images, **values)))
-
-
-def run(request: AttentionOptions) -> int:
-    """Draw the attention of each image; returns the exit code."""
-    from rich.markup import escape
-
-    from steadygaze.data.images import find_images
     from steadygaze.look.attention import attention as read_attention
 
-    console, live = stdout(), stderr()
+    request = AttentionOptions(images=images, **values)
     layer, heads, query = parse_layer(request.layer), parse_heads(request.heads), parse_query(request.query)
-    files = find_images(request.images)[: request.limit]
+    files = request.files
     if layer is None and heads != "all":
         raise InputError("expected a layer beside heads, got all", option="layer")
-    with live.status(f"loading {escape(request.model)}") if live.is_terminal else nullcontext():
-        loaded = request.load(request.device)
-    request.out.mkdir(parents=True, exist_ok=True)
-    unreadable: list[str] = []
-    taken: set[str] = set()
-    for file in files:
-        try:
-            seen = read_attention(loaded, file)
-        except ImageError as error:
-            unreadable.append(str(error))
-            continue
-        stem = seen.names[0]
-        name = stem if stem.lower() not in taken else f"{stem}-{len(taken)}"
-        taken.add(name.lower())
+    loaded = request.loaded()
+    for name, seen in request.each(files, partial(read_attention, loaded)):
+        request.out.mkdir(parents=True, exist_ok=True)
         written = [seen.save(request.out / f"{name}.attention.png", layer, heads, query)]
         if query != "pool":
             written.append(seen.save(request.out / f"{name}.attention.npz", layer, query=query))
         if request.gif:
             joined: Any = heads if isinstance(heads, int) or heads in ("mean", "max", "min") else "mean"
             written.append(seen.animate(request.out / f"{name}.attention.gif", joined, query))
-        print_line(console, f"{file.name}: {', '.join(str(path) for path in written)}")
-    for message in unreadable:
-        print_line(console, f"not read: {message}", "red")
-    return 1 if unreadable else 0
+        print_line(stdout(), f"{name}: {', '.join(map(str, written))}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureOptions(options.ModelOptions):
+class FeatureOptions(LookOptions):
     """The images and the options of `steadygaze features`."""
 
-    images: Sequence[str]
     layer: Annotated[
         int,
         declare(METHODS, "Layer, counted from 0, or from the end with -1, -2, ...", "--layer", metavar="N"),
@@ -141,45 +168,112 @@ class FeatureOptions(options.ModelOptions):
         bool,
         declare(METHODS, "Components of the foreground only, as in DINOv2's figure.", "--foreground"),
     ] = False
-    limit: Annotated[
-        int | None, declare(DATA, "Use at most N images.", "--limit", "-n", metavar="N", min=1)
-    ] = None
-    device: options.Device = "auto"
     out: Annotated[Path, declare_out("FOLDER", "Output folder.")] = Path("steadygaze-features")
 
 
 @takes(FeatureOptions)
-def features(
-    images: Annotated[list[str], typer.Argument(help="Image files, or folders of images.")],
-    **values: Any,
-) -> None:
+def features(images: Images, **values: Any) -> None:
     """Show the features of the patches: principal components, or similarity to one patch.
 
-    All images are read together: equal colors are equal features across images. Writes features.png and
-    features.npz (the numbers).
+    All images are read together: equal colors are equal features across images. Writes features.png, with
+    at most 32 images, and features.npz (the numbers of all).
 
     Example: steadygaze features cat.jpg dog.jpg -m deit_tiny_patch16_224 -o out
     Example: steadygaze features photos -m deit_tiny_patch16_224 --point 6,7 -o out
     """
-    request = FeatureOptions(images=images, **values)
-    from rich.markup import escape
-
-    from steadygaze.data.images import find_images
+    from steadygaze.look.features import SHOWN
     from steadygaze.look.features import features as read_features
 
+    request = FeatureOptions(images=images, **values)
     point = parse_query(request.point)
     if point is not None and not isinstance(point, tuple):
         raise InputError(f"expected ROW,COLUMN such as 6,7, got {request.point!r}", option="point")
-    files = find_images(request.images)[: request.limit]
-    live = stderr()
-    with live.status(f"loading {escape(request.model)}") if live.is_terminal else nullcontext():
-        loaded = request.load(request.device)
-    seen = read_features(loaded, files, request.layer, request.part)  # type: ignore[arg-type]
+    files = request.files
+    loaded = request.loaded()
+    with progress_bar(stderr(), visible=stderr().is_terminal) as on_progress:
+        seen = read_features(loaded, files, request.layer, request.part, on_progress=on_progress)  # type: ignore[arg-type]
     kind = "pca" if point is None else "similarity"
-    figure = seen.figure(kind, point=point, foreground=request.foreground)  # type: ignore[arg-type]
+    figure = seen.figure(kind, point=point, foreground=request.foreground, limit=SHOWN)  # type: ignore[arg-type]
     request.out.mkdir(parents=True, exist_ok=True)
     written = [write_png(request.out / "features.png", figure), seen.save(request.out / "features.npz")]
     print_line(stdout(), ", ".join(str(path) for path in written))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutlierOptions(LookOptions):
+    """The images and the options of `steadygaze outliers`."""
+
+    out: Annotated[Path, declare_out("FOLDER", "Output folder.")] = Path("steadygaze-outliers")
+
+
+@takes(OutlierOptions)
+def outliers(images: Images, **values: Any) -> None:
+    """Find outlier tokens: patches of high norm that other tokens attend to.
+
+    Prints one sentence: what was found, and what to do about it. Writes outliers.png (norms, outlier tokens
+    and attention of at most 32 images) and outliers.npz (mask, norms and attention of all).
+
+    Example: steadygaze outliers photos -m vit_small_patch14_dinov2 --num-classes 0 -o out
+    """
+    from steadygaze.look.features import SHOWN
+    from steadygaze.look.outliers import outliers as find_outliers
+
+    request = OutlierOptions(images=images, **values)
+    files = request.files
+    loaded = request.loaded()
+    with progress_bar(stderr(), visible=stderr().is_terminal) as on_progress:
+        found = find_outliers(loaded, files, on_progress=on_progress)
+    request.out.mkdir(parents=True, exist_ok=True)
+    written = [
+        write_png(request.out / "outliers.png", found.figure(limit=SHOWN)),
+        found.save(request.out / "outliers.npz"),
+    ]
+    print_line(stdout(), found.advice)
+    print_line(stdout(), ", ".join(map(str, written)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LensOptions(LookOptions):
+    """The images and the options of `steadygaze lens`."""
+
+    target: Annotated[
+        str,
+        declare(METHODS, "Class to read: auto (the predicted class), an index or a name.", "--target", "-t"),
+    ] = "auto"
+    out: Annotated[Path, declare_out("FOLDER", "Output folder.")] = Path("steadygaze-lens")
+
+
+@takes(LensOptions)
+def lens(images: Images, **values: Any) -> None:
+    """Show which heads and layers write a class, and which patches say it after each layer.
+
+    Writes NAME.lens.png (layers x heads) and NAME.patches.png (the logit of each patch after each layer) for
+    each image, and lens.csv: what the embedding, each attention, head and MLP, and the bias add to the logit.
+    Unreadable files are skipped and listed at the end, and the exit code is 1.
+
+    Example: steadygaze lens cat.jpg -m deit_tiny_patch16_224 -o out
+    Example: steadygaze lens photos -m deit_tiny_patch16_224 --target tabby -o out
+    """
+    import pandas as pd
+
+    from steadygaze.look.lens import lens as read_lens
+
+    request = LensOptions(images=images, **values)
+    files = request.files
+    loaded = request.loaded()
+    target = None if request.target == "auto" else loaded.class_index(request.target)
+    tables = []
+    try:
+        for name, seen in request.each(files, partial(read_lens, loaded, target=target)):
+            request.out.mkdir(parents=True, exist_ok=True)
+            tables.append(seen.table().assign(image=name))
+            written = [seen.save(request.out / f"{name}.lens.png")]
+            written.append(write_png(request.out / f"{name}.patches.png", seen.patch_figure()))
+            print_line(stdout(), f"{name}: {seen.title(0)}: {', '.join(map(str, written))}")
+    finally:
+        if tables:
+            text = pd.concat(tables).to_csv(index=False, float_format="%.6g")
+            write_atomic(request.out / "lens.csv", text)
 
 
 def parse_layer(text: str) -> int | None:

@@ -145,6 +145,7 @@ DATA_SOURCES = (
 )
 
 Model = Annotated[str, declare(MODEL, f"Model: {MODEL_SOURCES}.", "--model", "-m")]
+OptionalModel = Annotated[str | None, declare(MODEL, f"Model: {MODEL_SOURCES}.", "--model", "-m")]
 Checkpoint = Annotated[
     Path | None,
     declare(MODEL, "Local weights: .safetensors, .pth, .pt or .bin.", "--checkpoint", "-c", metavar="FILE"),
@@ -306,6 +307,9 @@ Shard = Annotated[
 ]
 Out = Annotated[
     Path, declare_out("FOLDER", "Output folder. Repeat the command to resume an interrupted run.")
+]
+OptionalOut = Annotated[
+    Path | None, declare_out("FOLDER", "Output folder. Repeat the command to resume an interrupted run.")
 ]
 ExampleImages = Annotated[
     bool, declare(OUTPUT, "Include example images with their maps.", "--images/--no-images")

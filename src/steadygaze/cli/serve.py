@@ -72,6 +72,7 @@ def serve(
     """
     from steadygaze.app import Limits, page
     from steadygaze.data.decoding import end_decoding
+    from steadygaze.loading.ask import as_classifier
 
     limits = Limits(
         max_methods=max_methods,
@@ -85,7 +86,8 @@ def serve(
     chosen = ModelOptions(model=model, **values)
     words = chosen.words
     loaded = chosen.load(device)
-    loaded = loaded if words is None else words.applied(loaded)  # without words, the page has a box for them
+    # without words, the page has a box for them
+    loaded = loaded if words is None else as_classifier(loaded, words)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), temporary_uploads():
         blocks = page(loaded, diffmask, shapley=shapley, calibration=calibration, limits=limits)

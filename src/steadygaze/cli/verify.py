@@ -37,6 +37,7 @@ from steadygaze.cli.output import (
     stdout,
     wide,
 )
+from steadygaze.errors import InputError
 from steadygaze.methods.registry import forward_passes
 from steadygaze.quantity import plural
 from steadygaze.runs.request import VerifyRequest
@@ -63,17 +64,24 @@ def verify(**values: Any) -> None:
     Example: steadygaze verify -m embedded -d photos --methods gae,gaze -o run
     Example: steadygaze verify -m deit_small_patch16_224 -d imagenet/val -n 500 --methods quick -o run
     Example: steadygaze verify -m deit_small_patch16_224 -d imagenet/val --methods all --dry-run -o run
+    Example: steadygaze verify --suite ground_truth --methods gaze_removal,gae,rollout
+    Example: steadygaze verify --suite mosaics -m embedded -d photos --methods gae,gaze
     """
     from steadygaze.runs.verify import prepare_verify, run_verify
     from steadygaze.untrusted import damaged_files
 
     numbers = read(DryRun, values).numbers
     request = read_request(VerifyRequest, values)
+    if request.suite is not None:
+        _verify_suite(request, dry=values["dry_run"])
+        return
+    if request.out is None:
+        raise InputError("out: expected an output folder, got none", option="out")
     if values["dry_run"]:
         from steadygaze.runs.estimate import estimate_run
 
         raise typer.Exit(dry_run(partial(estimate_run, request), numbers, values["json"]))
-    assert request.out is not None
+    out = request.out
 
     def work(world: World, notes: Console) -> int:
         prepared = prepare_verify(request, world)
@@ -86,7 +94,47 @@ def verify(**values: Any) -> None:
         with damaged_files(*rows.folders):  # a resumed run has rows of an earlier one
             return _print_results(request, rows, wide(), prepared.source.damaged)
 
-    raise typer.Exit(guarded(request.out, work))
+    raise typer.Exit(guarded(out, work))
+
+
+def _verify_suite(request: VerifyRequest, dry: bool) -> None:
+    """Run a suite, and print its tables."""
+    from steadygaze.runs.verify import run_verify
+
+    if dry:
+        raise InputError(f"dry_run: expected a run over data, got the suite {request.suite}, which is short")
+    with progress_bar(stderr()) as on_progress:
+        rows = run_verify(request, on_progress=on_progress)
+    console = wide()
+    if request.suite == "ground_truth":
+        _print_tasks(rows, console)
+    else:
+        for section in rows.table().sections:
+            _print_ranking(section, console)
+    if request.out is not None:
+        print_line(console, f"rows in the folders of {request.out}")
+
+
+def _print_tasks(rows: Rows, console: Console) -> None:
+    """A table for each pooling: methods x tasks."""
+    from steadygaze.faithfulness.metric import METRICS
+    from steadygaze.runs.ground_truth import summary
+
+    measured = [METRICS[name] for name in dict.fromkeys(row["metric"] for row in rows)]
+    tables = {metric.name: summary(rows, metric.name) for metric in measured}
+    first, *others = measured
+    for pool, lines in tables[first.name].groupby("pool"):
+        ordered = lines.droplevel("pool").sort_values("mean", ascending=first.better == "lower")
+        columns = [Column("method", "name"), *map(Column, ordered.columns)]
+        columns += [Column(f"{metric.title}{metric.arrow}") for metric in others]
+        cells: list[tuple[list[str], str]] = []
+        for method, line in zip(ordered.index, ordered.to_numpy(), strict=True):
+            texts = ["-" if isnan(value) else f"{value:.2f}" for value in line]
+            for metric in others:
+                value = float(tables[metric.name].loc[(pool, method), "mean"])
+                texts.append("-" if isnan(value) else metric.text(value))
+            cells.append(([str(method), *texts], ""))
+        print_table(console, columns, cells, title=f"{first.title}{first.arrow}, {pool}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,10 +278,13 @@ def print_masked_models(sections: Sequence[Section], console: Console) -> None:
 
 
 def _print_ranking(section: Section, console: Console) -> None:
+    from steadygaze.runs.ranking import SHARE, share_text
+
     images = plural(len(section.names), "image")
     title = f"{section.title}, {images}; ± half of the 95 % bootstrap interval, none where all images agree"
     shown = [section.quantity(metric) for metric in section.shown]
     best = {q.name: section.best(q.name) for q in shown}
+    with_share = section.ceiling is not None and section.chance is not None
     rows: list[tuple[list[str], str]] = []
     for line in section.first_lines(SHOWN):
         cells = []
@@ -245,14 +296,17 @@ def _print_ranking(section: Section, console: Console) -> None:
             half = "" if cell.low == cell.high else f" ±{q.text((cell.high - cell.low) / 2)}"
             mark = "*" if best[q.name] == line else ""
             cells.append(f"{mark}{q.text(cell.value)}{half}")
+        cells += [share_text(section.share(section.shown[0], line)) or "-"] if with_share else []
         rows.append(([*line, *cells], ""))
     columns = [
         Column("method", "name"),
         Column("score", "name"),
         *(Column(f"{q.title}{q.arrow}") for q in shown),
+        *([Column(SHARE)] if with_share else []),
     ]
     print_table(console, columns, rows, title=title)
     arrows = {"higher": "↑: higher is better", "lower": "↓: lower is better"}
     legend = [arrows[way] for way in arrows if any(q.better == way for q in shown)]
     chance = ["random: the chance level"] if any(line[0] == "random" for line in section.lines) else []
-    print_line(console, "; ".join([*legend, "*: best method; -: not measured", *chance]))
+    ceiling = [] if section.ceiling is None else ["ceiling: the best of the searched orders"]
+    print_line(console, "; ".join([*legend, "*: best method; -: not measured", *chance, *ceiling]))

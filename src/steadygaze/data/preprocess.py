@@ -70,10 +70,12 @@ class Preprocess:
 
     @classmethod
     def from_timm_model(cls, model: Any) -> Preprocess:
-        """Make it from the `pretrained_cfg` of a model of timm."""
+        """Make it from the `pretrained_cfg` of a model of timm, and the image size that it was built for."""
         from timm.data import resolve_data_config
 
-        return cls.from_timm(resolve_data_config(model.pretrained_cfg, model=model))
+        config = resolve_data_config(model.pretrained_cfg, model=model)
+        built_for = getattr(getattr(model, "patch_embed", None), "img_size", None)
+        return cls.from_timm({**config, "input_size": (3, *built_for)} if built_for else config)
 
     @classmethod
     def from_transformers(cls, processor: Any) -> Preprocess:

@@ -1,9 +1,10 @@
 """`calibrate`: choose by true removal what suits one model, from a few unlabeled images.
 
-The family is that of `gaze_removal` (docs/equations.md#gaze-removal, docs/equations.md#calibrate): the
-limit of a layer's weight, the first layer, the share of frozen attention, the weight of q, and the halves of
-`gaze_halves`. One setting is changed after the other, from the default on, and a change is kept only if its
-mean gain over the images exceeds its standard error. Half of the images choose, the other half report.
+The family is that of `gaze_outline` (docs/equations.md#gaze-outline, docs/equations.md#calibrate): the limit
+of a layer's weight, the first layer, the share of frozen attention, the weight of q, how much patches that
+look alike share, and the halves of `gaze_halves`. One setting is changed after the other, from the default
+on, and a change is kept only if its mean gain over the images exceeds twice its standard error. Half of the
+images choose, the others report.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from steadygaze.loading.checkpoint import weights_hash
 from steadygaze.loading.inputs import Images, prepare_inputs
 from steadygaze.methods.calibrated import Calibration
 from steadygaze.methods.explain import Model, explain_batch
+from steadygaze.methods.gaze import LIMIT
 from steadygaze.methods.registry import DEFAULT, join_name, parse_method, unavailable
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.vit.adapt import adapt
@@ -33,7 +35,6 @@ from steadygaze.vit.view import ViT
 FAST_RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 COMPARED = ("gae", "decompx+skipplus", "random")
 FEWEST, BATCH, RESAMPLES = 8, 8, 2000
-BASE = "gaze_removal"
 HALVES = "gaze_halves"
 
 
@@ -52,11 +53,11 @@ class _Search:
             self.on_progress(Progress("calibrate", min(len(self.scores), self.total), self.total, "settings"))
 
     def better(self, current: str, others: Sequence[str]) -> str:
-        """The best of the others if it gains more than the standard error of its gain, else the current."""
+        """The best of the others if it gains more than twice the standard error, else the current one."""
         self.measure([current, *others])
         best = max(others, key=lambda name: float(self.scores[name].mean()))
         gain = self.scores[best] - self.scores[current]
-        return best if gain.mean() > gain.std(ddof=1) / len(gain) ** 0.5 else current
+        return best if gain.mean() > 2 * gain.std(ddof=1) / len(gain) ** 0.5 else current
 
 
 def calibrate(
@@ -70,7 +71,7 @@ def calibrate(
     """Choose the method of the family of the default that suits this model, by removing patches.
 
     No labels are needed: the predicted class of each image is explained. Every second image chooses, the
-    others report. Takes about 110 forward passes for each image that chooses, and 40 for each that reports.
+    others report. Takes about 110 forward passes for each image that chooses, and 35 for each that reports.
 
     Args:
         model: As for `explain`; its patches can be removed.
@@ -90,7 +91,7 @@ def calibrate(
         >>> images = torch.randn(8, 3, 32, 32)
         >>> found = calibrate("embedded", images)
         >>> found.chosen_on, found.method.base.name
-        (4, 'gaze_removal')
+        (4, 'gaze_outline')
 
         ```python
         found = sg.calibrate(model, "photos/")
@@ -111,28 +112,29 @@ def calibrate(
         what = "classes" if vit.plan.outputs != "classes" else "patches that can be removed"
         raise InputError(f"model: expected a classifier with {what}, got a {vit.plan.kind}", option="model")
     depth = len(vit.blocks)
-    starts = sorted({depth // 4, depth // 2, 2 * depth // 3} - {0})
-    search = _Search(vit, inputs.images[::2], on_progress, total=9 + len(starts) + halves)
+    firsts = sorted({depth // 4, depth // 2, 2 * depth // 3} - {0})
+    search = _Search(vit, inputs.images[::2], on_progress, total=11 + len(firsts) + halves)
 
     def named(**changed: Any) -> str:
-        settings = {key: value for key, value in {**chosen, **changed}.items() if value is not None}
-        return join_name(BASE, settings)
+        return join_name(DEFAULT, {**chosen, **changed})
 
-    chosen: dict[str, Any] = dict(parse_method(DEFAULT).options)
+    chosen: dict[str, Any] = {}
     for changes in (
-        [{"limit": limit} for limit in (None, 3.0, 20.0)],
-        [{"start": start} for start in starts],
+        [{"limit": limit} for limit in (3.0, 20.0, 1000.0)],
+        [{"first": first} for first in firsts],
         [{"freeze": freeze} for freeze in (0.5, 1.0)],
         [{"keys": keys} for keys in (0.0, 0.5, 2.0)],
+        [{"share": share} for share in (0.0, 0.75)],
     ):
         by_name = {named(**change): change for change in changes}
         chosen |= by_name.get(search.better(named(), list(by_name)), {})
     best = named()
-    if halves and chosen.get("start") is None:
-        best = search.better(best, [join_name(HALVES, dict(parse_method(best).options))])
+    if halves:
+        kept = {key: value for key, value in chosen.items() if key in ("limit", "keys", "freeze")}
+        best = search.better(best, [join_name(HALVES, {"limit": LIMIT, **kept})])
     reported = inputs.images[1::2]
     others = [name for name in COMPARED if not unavailable(parse_method(name), vit)]
-    scores = removal_scores(vit, reported, [best, DEFAULT, *others])
+    scores = removal_scores(vit, reported, [*dict.fromkeys([best, DEFAULT, *others])])
     gain = scores[best] - scores[DEFAULT]
     draws = np.random.default_rng(0).choice(gain, (RESAMPLES, len(gain))).mean(1)
     low, high = np.percentile(draws, [2.5, 97.5])

@@ -18,7 +18,7 @@ from steadygaze.faithfulness.inputs import (
     MetricInput,
     at_least_float32,
 )
-from steadygaze.faithfulness.metric import Compute, Metric, Values, check_outputs, metric
+from steadygaze.faithfulness.metric import Compute, Metric, Values, check_outputs, check_truth, metric
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.view import ViT
@@ -46,6 +46,7 @@ def evaluate(
     seed: int = 0,
     ratios: Sequence[float] = RATIOS,
     fill: str = "zero",
+    hide: str = "remove",
     explain: Explain | None = None,
     forward: CachedForward | None = None,
     unattributed: Float[Tensor, "m b"] | None = None,
@@ -61,10 +62,11 @@ def evaluate(
         target (Tensor): (B,), the class that the maps explain; by default the labels.
         seed (int): random seed; random numbers depend on it and the image's name only.
         ratios (Sequence[float]): shares of patches that token removal keeps or removes, increasing in 0..1.
-        fill (str): "zero" (black), "mean", "blur" or "noise", for positive_perturbation and
-            negative_perturbation.
+        fill (str): "zero" (black), "mean", "blur" or "noise", for positive_perturbation,
+            negative_perturbation and hide="paint".
+        hide (str): how metrics of token removal hide patches: "remove", or "paint" their pixels with `fill`.
         explain (Callable): (model, images, target) -> maps (M, B, gh, gw) of the same methods; needed by
-            sanity metrics.
+            metrics that explain again.
         forward (CachedForward): the model's run on the images, if it is known already.
         unattributed (Tensor): (M, B), for completeness: what each method gives to no patch; by default 0.
         explained (Tensor): (M, B), for completeness: the quantity that each map explains; by default the
@@ -88,6 +90,7 @@ def evaluate(
     view = adapt(vit) if isinstance(vit, nn.Module) else vit
     chosen = {name: metric(name) for name in metrics}
     check_outputs(chosen.values(), view.plan.outputs)
+    check_truth(chosen.values(), view.model)
     _check_needs(chosen.values(), batch, explain)
     with torch.no_grad(), evaluation_mode(view.model):
         forward = CachedForward(view, batch.images) if forward is None else forward
@@ -103,6 +106,7 @@ def evaluate(
         seed,
         tuple(ratios),
         fill,
+        hide,
         explain,
         unattributed,
         explained,

@@ -115,6 +115,22 @@ class CachedForward(CleanForward):
         """Maximum number of tokens in one forward pass."""
         return chunk_of(self.images)
 
+    @property
+    def images_at_once(self) -> int:
+        """Maximum number of whole images in one forward pass."""
+        return max(1, self.chunk // self.tokens.shape[1])
+
+
+def maps_like(
+    maps: Float[Tensor, "m b gh gw"], explain: Explain, model: nn.Module, images: Tensor, target: Tensor
+) -> Float[Tensor, "m b gh gw"]:
+    """The maps of `explain`, at least in float32; InputError if their shape is not that of `maps`."""
+    again = explain(model, images, target)
+    if again.shape != maps.shape:
+        expected, got = tuple(maps.shape), tuple(again.shape)
+        raise InputError(f"explain: expected maps of shape {expected}, like those evaluated, got {got}")
+    return at_least_float32(again.detach())
+
 
 @dataclass(frozen=True)
 class MetricInput:
@@ -130,6 +146,7 @@ class MetricInput:
         seed (int): random seed of the run; combine it with the image's name, `batch.name(i)`.
         ratios (tuple[float, ...]): shares of patches that are kept or removed.
         fill (str): what hidden pixels become: "zero", "mean", "blur" or "noise".
+        hide (str): how patches are hidden: "remove", or "paint" with `fill`.
         explain (Callable): (model, images, target) -> maps (M, B, gh, gw), for metrics that declare
             needs_explain.
         unattributed (Tensor): (M, B), what each method gives to no patch; None: nothing.
@@ -149,6 +166,7 @@ class MetricInput:
     seed: int = 0
     ratios: tuple[float, ...] = RATIOS
     fill: str = "zero"
+    hide: str = "remove"
     explain: Explain | None = None
     unattributed: Float[Tensor, "m b"] | None = None
     explained: Float[Tensor, "m b"] | None = None
@@ -165,7 +183,14 @@ class MetricInput:
         assert self.batch.masks is not None, "declare needs_masks=True"
         return self.batch.masks
 
-    def explain_again(self, model: nn.Module, target: Int[Tensor, " b"]) -> Float[Tensor, "m b gh gw"]:
-        """The same methods on another model or for other classes."""
+    def explain_again(
+        self,
+        model: nn.Module | None = None,
+        target: Int[Tensor, " b"] | None = None,
+        images: Float[Tensor, "b c h w"] | None = None,
+    ) -> Float[Tensor, "m b gh gw"]:
+        """The same methods on another model, for other classes, or on other versions of the images."""
         assert self.explain is not None, "declare needs_explain=True"
-        return self.explain(model, self.batch.images, target)
+        model = self.vit.model if model is None else model
+        images = self.batch.images if images is None else images
+        return maps_like(self.maps, self.explain, model, images, self.target if target is None else target)

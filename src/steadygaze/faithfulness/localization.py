@@ -15,6 +15,10 @@ out.
     with s the bilinearly upsampled map:
     pointing_game       100 if the maximum of s over the labeled pixels lies in the object, else 0
     mask_share          Σ_object max(s, 0) / Σ_labeled max(s, 0)
+    on mosaics, whose masks are the cells of the explained class (docs/equations.md#mosaics), with a_j the
+    share of patch j that is object and m the map itself:
+    focus               Σ_j a_j max(m_j, 0) / Σ_j max(m_j, 0): two of four cells (Arias-Duart et al. 2022)
+    grid_pointing       the same: one of n x n cells (Böhle et al. 2021)
 
 All in percent, 0..100, higher is better. NaN where a metric is undefined for an image: no object, no labeled
 pixel, or no positive relevance.
@@ -168,6 +172,21 @@ def _localize(
     return scores, counts
 
 
+def positive_share(maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b h w"]) -> Float[Tensor, "m b"]:
+    """Percent of the positive relevance on object, patch by patch; NaN without positive relevance.
+
+    Examples:
+        >>> mask = torch.zeros(1, 2, 2, dtype=torch.uint8)
+        >>> mask[:, 0] = 255
+        >>> positive_share(torch.tensor([[[[3.0, -5.0], [0.0, 1.0]]]]), mask).item()
+        75.0
+    """
+    grid = (maps.shape[-2], maps.shape[-1])
+    inside = F.adaptive_avg_pool2d((masks == OBJECT)[:, None].double(), grid)[:, 0]
+    positive = maps.double().clamp_min(0)
+    return 100 * (positive * inside).sum((-2, -1)) / positive.sum((-2, -1))
+
+
 def _overlap(a: Bool[Tensor, " n"], b: Bool[Tensor, " n"]) -> tuple[Int[Tensor, ""], Int[Tensor, ""]]:
     """(intersection, union)."""
     return (a & b).sum(), (a | b).sum()
@@ -186,7 +205,12 @@ def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
     return localization(given.maps, given.masks, names)
 
 
-def _entry(name: str, summary: str, combine: Combine = mean) -> Metric:
+def compute_shares(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
+    """Positive relevance in the cells of a mosaic that show the explained class."""
+    return {name: Values(positive_share(given.maps, given.masks)) for name in names}
+
+
+def _entry(name: str, summary: str, combine: Combine = mean, shares: bool = False) -> Metric:
     return Metric(
         name,
         "%",
@@ -197,7 +221,7 @@ def _entry(name: str, summary: str, combine: Combine = mean) -> Metric:
         combine=combine,
         family="localization",
         by_map=True,
-        compute=compute,
+        compute=compute_shares if shares else compute,
         needs_masks=True,
         uses_model=False,
     )
@@ -211,5 +235,7 @@ add_metrics(
         _entry("map_chefer", "average precision over both channels, map and 1 − map"),
         _entry("pointing_game", "the map's maximum lies in the object: 100 or 0"),
         _entry("mask_share", "share of the positive relevance that lies in the object"),
+        _entry("focus", "positive relevance on the class's two of four mosaic cells; chance 50", shares=True),
+        _entry("grid_pointing", "positive relevance on the class's cell of a mosaic; chance 25", shares=True),
     ]
 )

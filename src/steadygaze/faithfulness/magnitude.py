@@ -13,14 +13,16 @@ explains (the logit by default), u what the method gives to no patch (prefix tok
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from steadygaze.faithfulness.hiding import hiding_note, kept_logits, paint_of
 from steadygaze.faithfulness.inputs import CachedForward, MetricInput, at_least_float32
 from steadygaze.faithfulness.metric import Metric, Values, add_metrics
-from steadygaze.vit.removal import HidingMode, ranking, subset_logits
+from steadygaze.vit.removal import ranking
 
 GROUPS = 10  # K
 
@@ -30,8 +32,12 @@ def saco(
     maps: Float[Tensor, "m b gh gw"],
     target: Int[Tensor, " b"],
     groups: int = GROUPS,
+    paint: Float[Tensor, "b c h w"] | None = None,
 ) -> Values:
-    """SaCo of every map; `detail` is the probability lost with each group, in percent, the highest first."""
+    """SaCo of every map; `detail` is the probability lost with each group, in percent, the highest first.
+
+    paint: pixels that replace those of a group; None: its patches are removed.
+    """
     scores, order = maps.flatten(2), ranking(maps)
     m, b, p = scores.shape
     parts = order.tensor_split(min(groups, p), dim=2)  # sizes differ by one at most
@@ -39,8 +45,7 @@ def saco(
     for index, part in enumerate(parts):
         keep[:, :, index].scatter_(2, part, False)
     image = torch.arange(b, device=maps.device)[None, :, None].expand(keep.shape[:3]).flatten()
-    mode: HidingMode = "remove" if whole.vit.plan.removable else "mask"
-    logits = subset_logits(whole.vit, whole.images, whole.tokens, keep.flatten(0, 2), image, mode)
+    logits = kept_logits(whole, keep.flatten(0, 2), image, paint)
     left = whole.predictions(logits).gather(1, target[image][:, None]).view(keep.shape[:3])
     lost = whole.probabilities.gather(1, target[:, None])[None] - left  # d
     mean = torch.stack([scores.gather(2, part).mean(2) for part in parts], 2)  # s
@@ -49,8 +54,7 @@ def saco(
     agrees = torch.where(lost[..., first] >= lost[..., second], 1.0, -1.0)
     total = difference.abs().sum(2)
     coefficient = (difference * agrees).sum(2) / total  # 0 / 0 = NaN: a constant map
-    note = "removal" if whole.vit.plan.removable else "attention masking"
-    return Values(coefficient.clamp(-1, 1), 100 * lost, note)
+    return Values(coefficient.clamp(-1, 1), 100 * lost)
 
 
 def completeness(
@@ -65,7 +69,8 @@ def completeness(
 
 
 def _saco(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
-    return {"saco": saco(given.forward, given.maps, given.target)}
+    values = saco(given.forward, given.maps, given.target, paint=paint_of(given))
+    return {"saco": replace(values, note=hiding_note(given))}
 
 
 def _completeness(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
@@ -93,6 +98,7 @@ add_metrics(
             family="magnitude",
             by_map=True,
             compute=_saco,
+            hides_patches=True,
             outputs=("classes", "labels"),
         ),
         Metric(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from steadygaze.errors import InputError
 from steadygaze.faithfulness.inputs import Batch, MetricInput
@@ -42,8 +42,11 @@ FAMILIES = (
     "value",
     "perturbation",
     "magnitude",
+    "subsets",
     "localization",
     "sanity",
+    "stability",
+    "concentration",
     "truth",
 )  # the order of tables; others follow
 
@@ -87,8 +90,11 @@ class Metric(Quantity):
 
     Args:
         compute (Callable): measures; metrics that share it run together.
+        needs_truth (bool): whether it needs a model whose true patch importance is known
+            (`ground_truth.hand_set_vit`).
         uses_model (bool): false for metrics that look at maps and masks only.
         uses_fill (bool): whether it paints pixels with the option `fill`.
+        hides_patches (bool): whether the option `hide` decides how it hides patches.
         detail_by_method (bool): whether the detail has one number for each map, and is not a curve.
         curve (Curve): how the report draws the details.
         outputs (tuple[str, ...]): the outputs of models that it can measure.
@@ -104,8 +110,10 @@ class Metric(Quantity):
     compute: Compute
     needs_masks: bool = False
     needs_explain: bool = False
+    needs_truth: bool = False
     uses_model: bool = True
     uses_fill: bool = False
+    hides_patches: bool = False
     detail_by_method: bool = False
     by_map: bool = False
     curve: Curve | None = None
@@ -139,7 +147,20 @@ METRICS: Registry[Metric] = Registry(
     "metric",
     built_in=[
         f"steadygaze.faithfulness.{file}"
-        for file in ("localization", "magnitude", "removal", "perturbation", "sanity", "truth")
+        for file in (
+            "localization",
+            "magnitude",
+            "removal",
+            "perturbation",
+            "road",
+            "subsets",
+            "sanity",
+            "stability",
+            "concentration",
+            "truth",
+            "ground_truth",
+            "single_deletion",
+        )
     ],
     hint="sg.list_metrics() lists them.",
 )
@@ -179,7 +200,8 @@ def register_metric(
         summary (str): one sentence for listings and the report; by default the first line of the docstring.
         family (str): heading under which the metric is listed.
         needs_masks (bool): whether it needs images with masks; data without masks is then an error.
-        needs_explain (bool): whether it runs the methods again, by `given.explain_again(model, target)`.
+        needs_explain (bool): whether it runs the methods again, by
+            `given.explain_again(model, target, images)`.
         by_map (bool): whether the numbers of a map do not depend on the other maps; rows are then written
             as soon as a map is measured, otherwise when all maps of a batch are.
         combine (Callable): (values, details) -> the number of a data set; the mean by default.
@@ -190,19 +212,17 @@ def register_metric(
 
     Examples:
         >>> import steadygaze as sg, torch
-        >>> @sg.register_metric("sparseness", better="higher", low=0, high=1)
-        ... def sparseness(given):
-        ...     "Gini coefficient of the absolute values of a map."
-        ...     values = given.maps.abs().flatten(2).sort(dim=2).values  # (M, B, patches)
-        ...     n = values.shape[2]
-        ...     weights = 2 * torch.arange(1, n + 1, device=values.device) - n - 1
-        ...     return (values * weights).sum(2) / (n * values.sum(2))
+        >>> @sg.register_metric("positive_share", better="higher", low=0, high=1)
+        ... def positive_share(given):
+        ...     "Share of the absolute relevance that is positive."
+        ...     values = given.maps.flatten(2)  # (M, B, patches)
+        ...     return values.clamp_min(0).sum(2) / values.abs().sum(2)
         >>> model = sg.load_model("embedded")
         >>> data = [(torch.rand(2, 3, 32, 32), torch.tensor([3, 5]))]
-        >>> rows = sg.verify(model, data, methods="gaze", metrics="sparseness")
+        >>> rows = sg.verify(model, data, methods="gaze", metrics="positive_share")
         >>> len(rows), all(0 <= row["value"] <= 1 for row in rows)
         (2, True)
-        >>> METRICS.remove("sparseness")  # forget it again
+        >>> METRICS.remove("positive_share")  # forget it again
     """
 
     def decorate(
@@ -266,6 +286,17 @@ def check_outputs(metrics: Iterable[Metric], outputs: Outputs) -> None:
                 f"(task {task_of_outputs(outputs)}). Use {', '.join(instead)} instead.",
                 option="metrics",
             )
+
+
+def check_truth(metrics: Iterable[Metric], model: nn.Module) -> None:
+    """Raise `InputError` if a metric needs the true importance of the patches, and it is not known."""
+    needing = [entry.name for entry in metrics if entry.needs_truth]
+    if needing and not hasattr(model, "ground_truth"):
+        raise InputError(
+            f"{', '.join(needing)}: expected a model whose true patch importance is known, got "
+            f"{type(model).__name__}. Use verify with suite='ground_truth', which has such models.",
+            option="metrics",
+        )
 
 
 def list_metrics() -> Listing[MetricInfo]:

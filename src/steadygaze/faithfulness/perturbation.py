@@ -117,7 +117,7 @@ def _perturbed_logits(
 ) -> Float[Tensor, "b s classes"]:
     """Logits with the first n pixels of `order` replaced by those of `filled`, for each n in `counts`."""
     pairs = [(image, n) for image in range(len(order)) for n in counts]
-    size = max(1, whole.chunk // whole.tokens.shape[1])
+    size = whole.images_at_once
     logits = []
     for start in range(0, len(pairs), size):
         image, n = torch.tensor(pairs[start : start + size], device=order.device).unbind(1)

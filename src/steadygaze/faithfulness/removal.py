@@ -12,13 +12,15 @@ order):
     insertion_aopc     = 100 − area                deletion_aopc     = area
     insertion_value    = −area                     deletion_value    = area       higher is better in all
     srg = 100 · (area of p with the k least important patches removed − area of p with the top k removed)
+    monotonicity = 100 · share of steps without a loss of p, as patches are added from least to most important
 
 `srg`, the symmetric relevance gain (docs/equations.md#srg), has half as many passes of its own: both of its
-curves remove k patches, and insertion keeps k, which is not P − k at the opposite ratio. `insertion_value`
-and `deletion_value` are areas of y_whole − y_left, the loss of the target's output itself: of a value
-(regression), in its own unit, or of a logit. For a label (multi-label), p is its sigmoid, and accuracy is
-whether it is predicted present or absent (p > 0.5) as in the whole image. Values have no accuracy, no AOPC
-and no `srg`.
+curves remove k patches, and insertion keeps k, which is not P − k at the opposite ratio. `monotonicity`
+(docs/equations.md#monotonicity) reads the curve of deletion backward, up to the whole image.
+`insertion_value` and `deletion_value` are areas of y_whole − y_left, the loss of the target's output itself:
+of a value (regression), in its own unit, or of a logit. For a label (multi-label), p is its sigmoid, and
+accuracy is whether it is predicted present or absent (p > 0.5) as in the whole image. Values have no
+accuracy, no AOPC, no `srg` and no `monotonicity`.
 
 All come from the same forward passes. Passes with equal numbers of remaining patches share a batch,
 over maps, images, insertion and deletion, in chunks of a bounded number of tokens. `embed` and the pass on
@@ -30,6 +32,7 @@ that reads patches only has no output when none is left: probability and expecte
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -38,6 +41,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from steadygaze.errors import InputError
+from steadygaze.faithfulness.hiding import hiding_note, paint_of, painted_pieces
 from steadygaze.faithfulness.inputs import RATIOS, CachedForward, MetricInput
 from steadygaze.faithfulness.metric import Curve, Metric, Values, add_metrics
 from steadygaze.results.check import area
@@ -45,7 +49,7 @@ from steadygaze.target import at_least_float32
 from steadygaze.vit.removal import Group, Piece, pieces, ranking, reads_nothing, run_pieces
 
 NAMES = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
-SYMMETRIC = "srg"
+SYMMETRIC, MONOTONICITY = "srg", "monotonicity"
 LOWER_IS_BETTER = ("deletion_accuracy", "insertion_aopc")  # of the raw curves; their scores are 100 − area
 VALUE_NAMES = ("insertion_value", "deletion_value")
 INSERTION, DELETION, LEAST_FIRST = 0, 1, 2
@@ -73,14 +77,16 @@ def removal(
     ratios: Sequence[float] = RATIOS,
     *,
     symmetric: bool = False,
+    paint: Float[Tensor, "b c h w"] | None = None,
 ) -> dict[str, Values]:
     """The removal scores of every map, higher is better; `detail` is the raw curve.
 
     Of values only `insertion_value` and `deletion_value`; the others are in percent. symmetric: `srg` too.
+    paint: pixels that replace those of hidden patches; None: patches are removed.
     """
     ratios = checked_ratios(ratios)
     symmetric = symmetric and whole.vit.plan.outputs != "values"
-    found = curves(whole, ranking(maps), target, ratios, symmetric=symmetric)
+    found = curves(whole, ranking(maps), target, ratios, symmetric=symmetric, paint=paint)
     note = "removal" if whole.vit.plan.removable else "attention masking"
     lost_output = at_least_float32(whole.logits).gather(1, target[:, None]) - found.output[:2]  # (2, M, B, R)
     values = {}
@@ -95,6 +101,9 @@ def removal(
     if symmetric:
         _, top_first, least_first = area(100 * found.probability, ratios)
         values[SYMMETRIC] = Values(least_first - top_first, note=note)
+    whole_p = whole.probabilities.gather(1, target[:, None])[:, 0].expand(found.probability.shape[1:3])
+    added = torch.cat([found.probability[DELETION].flip(-1), whole_p[..., None]], -1)
+    values[MONOTONICITY] = Values(100 * (added.diff(dim=-1) >= 0).double().mean(-1), note=note)
     return values
 
 
@@ -105,9 +114,10 @@ def curves(
     ratios: Sequence[float],
     *,
     symmetric: bool = False,
+    paint: Float[Tensor, "b c h w"] | None = None,
 ) -> Curves:
     """What the model predicts with the first patches of `order` alone, and without them; `symmetric`: also
-    without as many of the last ones."""
+    without as many of the last ones. `paint`: as in `removal`."""
     m, b, p = order.shape
     image = torch.arange(b, device=order.device).repeat(m)
     kinds = 3 if symmetric else 2
@@ -121,14 +131,18 @@ def curves(
     for kind, index, remaining in sorted(settings, key=lambda setting: (setting[2], setting[0], setting[1])):
         if remaining == p:
             found[:, kind, index] = _read(whole, whole.logits, target, image[:b]).repeat(1, m)
-        elif remaining == 0 and reads_nothing(whole.vit):
+        elif remaining == 0 and paint is None and reads_nothing(whole.vit):
             found[:2, kind, index] = _chance(whole)
             found[2, kind, index] = float("nan")
         else:
             keep = order[..., p - remaining :] if kind == DELETION else order[..., :remaining]
             group = Group(image, keep.reshape(m * b, remaining))
             forward_passes += pieces(whole.vit, whole.tokens, group, (kind, index))
-    for piece, logits in run_pieces(whole.vit, whole.tokens, forward_passes):
+    if paint is None:
+        runs = run_pieces(whole.vit, whole.tokens, forward_passes)
+    else:
+        runs = painted_pieces(whole, forward_passes, paint)
+    for piece, logits in runs:
         images = piece.group.image
         found[:, *piece.place] = _read(whole, logits, target[images], images)
     return Curves(*found.view(3, kinds, len(ratios), m, b).permute(0, 1, 3, 4, 2))
@@ -176,7 +190,9 @@ def checked_ratios(ratios: Sequence[float]) -> tuple[float, ...]:
 
 def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
     """All scores from one set of forward passes."""
-    return removal(given.forward, given.maps, given.target, given.ratios, symmetric=SYMMETRIC in names)
+    symmetric, paint = SYMMETRIC in names, paint_of(given)
+    values = removal(given.forward, given.maps, given.target, given.ratios, symmetric=symmetric, paint=paint)
+    return {name: replace(one, note=hiding_note(given)) for name, one in values.items()}
 
 
 def _entry(name: str, low: float, high: float, summary: str, curve: Curve) -> Metric:
@@ -192,13 +208,24 @@ def _entry(name: str, low: float, high: float, summary: str, curve: Curve) -> Me
         by_map=True,
         compute=compute,
         curve=curve,
+        hides_patches=True,
         outputs=("classes", "labels"),
     )
 
 
 def _value_entry(name: str, summary: str, curve: Curve) -> Metric:
     text = f"{summary}; area under the curve over the ratios, by token removal"
-    return Metric(name, "", "higher", summary=text, family="value", compute=compute, curve=curve, by_map=True)
+    return Metric(
+        name,
+        "",
+        "higher",
+        summary=text,
+        family="value",
+        compute=compute,
+        curve=curve,
+        by_map=True,
+        hides_patches=True,
+    )
 
 
 KEPT, REMOVED = "Only the top patches kept", "The top patches removed"
@@ -245,6 +272,21 @@ add_metrics(
             family="removal",
             by_map=True,
             compute=compute,
+            hides_patches=True,
+            outputs=("classes", "labels"),
+        ),
+        Metric(
+            MONOTONICITY,
+            "%",
+            "higher",
+            0,
+            100,
+            summary="steps at which the probability does not fall, as patches are added from least to most "
+            "important; the passes of deletion",
+            family="subsets",
+            by_map=True,
+            compute=compute,
+            hides_patches=True,
             outputs=("classes", "labels"),
         ),
         _value_entry(

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,13 +20,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
 from steadygaze.data.images import IMAGE_KINDS, any_image, images_in, unique_names
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.data.transforms import own_preprocess
-from steadygaze.errors import InputError, UnsupportedModelError
+from steadygaze.errors import InputError, MemoryUseWarning, UnsupportedModelError
 from steadygaze.loading.load import declared_preprocess, from_pipeline, is_pipeline, load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.vit.adapt import unwrapped
@@ -34,6 +36,8 @@ from steadygaze.vit.image_range import display_pixels
 from steadygaze.vit.view import ViT
 
 KINDS = f"{IMAGE_KINDS}, a list or a folder of them, or a preprocessed floating-point tensor (B, 3, H, W)"
+PIXELS_AT_ONCE = 16 * 224 * 224  # of images that run through a model together
+LARGE = 2**30  # bytes: what takes more is announced
 OneImage = str | PathLike[str] | Image.Image | np.ndarray
 Images = OneImage | Sequence[OneImage] | Tensor
 
@@ -86,12 +90,16 @@ def prepare_inputs(
                 "preprocessed already. Leave transform out, or give the images themselves",
                 option="transform",
             )
-        return _given_tensor(_resolved(model), images)
+        return _given_tensor(resolved(model), images)
     sources = _sources(images)
-    originals = [any_image(source) for source in sources]  # before a model is loaded for nothing
-    model = _resolved(model)
-    preprocess = _preprocess(model, transform, originals[0])
-    tensors = [preprocess(original) for original in originals]
+    original = any_image(sources[0])  # before a model is loaded for nothing
+    model = resolved(model)
+    preprocess = _preprocess(model, transform, original)
+    tensors = [preprocess(original)]
+    bytes_each = tensors[0].numel() * (tensors[0].element_size() + 1)  # and 8 bits to be shown
+    what = f"preprocessing {len(sources)} images"
+    announce(len(sources) * bytes_each, what, "Use fewer images at a time.")
+    tensors += [preprocess(any_image(source)) for source in sources[1:]]  # one original in memory at a time
     if len({tensor.shape for tensor in tensors}) > 1:
         sizes = " and ".join(sorted({f"{tensor.shape[-2]} x {tensor.shape[-1]}" for tensor in tensors}))
         raise InputError(
@@ -107,6 +115,30 @@ def prepare_inputs(
     return Inputs(model, batch.to(parameter.device), shown, tuple(names))
 
 
+def announce(needed: int, what: str, do: str) -> bool:
+    """Issue a `MemoryUseWarning` if `needed` bytes are more than 1 GiB; returns whether they are.
+
+    Args:
+        what: What takes the memory.
+        do: What to do about it.
+    """
+    if needed <= LARGE:
+        return False
+    size = f"{needed / 2**30:.1f} GiB of memory"
+    warnings.warn(f"{what} takes {size}. {do}", MemoryUseWarning, stacklevel=3)
+    return True
+
+
+def at_once(images: Float[Tensor, "b c h w"]) -> int:
+    """Number of images that run through a model together, so that memory does not grow with their number.
+
+    Examples:
+        >>> at_once(torch.empty(100, 3, 224, 224)), at_once(torch.empty(100, 3, 518, 518))
+        (16, 2)
+    """
+    return max(1, PIXELS_AT_ONCE // (images.shape[-2] * images.shape[-1]))
+
+
 def _given_tensor(model: Any, images: Tensor) -> Inputs:
     """A tensor as it is; what is wrong with it is found by the view, which knows the shape to expect."""
     check_plain(images)
@@ -116,7 +148,7 @@ def _given_tensor(model: Any, images: Tensor) -> Inputs:
     return Inputs(model, images, _as_images(pixels), tuple(str(number) for number in range(batch)))
 
 
-def _resolved(model: Any) -> Any:
+def resolved(model: Any) -> Any:
     """The model, loaded if it is a name, and with its preprocessing if it is a pipeline."""
     if isinstance(model, (str, PathLike)):
         # what a path leads to may change between two calls

@@ -54,13 +54,9 @@ def build_timm_model(name: str, options: ModelOptions) -> LoadedModel:
             weights = _resized_positions(weights, model)
         model = restore(model, weights)
         fit(model, with_own_head(model, weights) if options.new_head else weights, options.origin)
-    preprocess = Preprocess.from_timm_model(model)
-    image_size = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    if arguments and image_size:  # the arguments may have changed it
-        preprocess = Preprocess({**preprocess.config, "input_size": (3, *image_size)})
     trained = weights is not None or options.pretrained
     class_names = imagenet_class_names(model) if trained else None
-    return LoadedModel(model, name, preprocess, class_names, source="timm")
+    return LoadedModel(model, name, Preprocess.from_timm_model(model), class_names, source="timm")
 
 
 def create_timm_model(

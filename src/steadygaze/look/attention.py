@@ -8,7 +8,8 @@
 
 Attention is never stored. One forward pass without gradients keeps the input of every layer, (B, N, D); the
 attention of a layer is computed when it is asked for, by running that layer alone. With `grad=True` every
-request is a forward pass of its own, in the graph.
+request is a forward pass of its own, in the graph. Many images run in pieces, each an `Attention` of its own,
+and the states of one piece are kept.
 
 Formulas: docs/equations.md#attention-rollout-discard, docs/equations.md#attention-entropy.
 """
@@ -16,10 +17,9 @@ Formulas: docs/equations.md#attention-rollout-discard, docs/equations.md#attenti
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -31,11 +31,11 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from steadygaze.errors import InputError, MemoryUseWarning, MethodUnavailableError
-from steadygaze.files import write_atomic, write_npz, write_png
-from steadygaze.loading.inputs import prepare_inputs
+from steadygaze.errors import InputError, MethodUnavailableError
+from steadygaze.files import make_parent, write_atomic
+from steadygaze.loading.inputs import announce, at_once, prepare_inputs
 from steadygaze.look.arrangement import Arrangement, arrange
-from steadygaze.look.drawing import checked_index, draw_frame, index_range
+from steadygaze.look.drawing import checked_index, draw_frame, index_range, write_result
 from steadygaze.look.measures import TOP, distance, distances, entropy, overfocus
 from steadygaze.notebook import Listing, figure, to_png
 from steadygaze.results.attribution import resized
@@ -58,7 +58,6 @@ FUSIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda a: a.amax(1),
     "min": lambda a: a.amin(1),
 }
-LARGE = 2**30  # bytes: requests above are announced
 TOP_NAMES = 3  # most attended tokens in a table
 LARGE_CELL, CELL, THUMBNAIL = 448, 160, 72  # pixels
 CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
@@ -163,6 +162,7 @@ class Attention:
     grad: bool = False
     _arrangements: dict[int, Arrangement] = field(default_factory=dict, repr=False)
     _head_counts: dict[int, int] = field(default_factory=dict, repr=False)
+    _last_piece: dict[int, Attention] = field(default_factory=dict, repr=False)
 
     # -- what there is ---------------------------------------------------------------------------
 
@@ -177,7 +177,8 @@ class Attention:
         rows, columns = self.grid
         heads = self._head_count()
         count = len(self.images)
-        tokens = self._hidden[-1].shape[1] if not self.vit.plan.global_attention else len(self.tokens)
+        every = self.vit.plan.global_attention
+        tokens = len(self.tokens) if every else self._piece_of(0)[0]._hidden[-1].shape[1]
         return (
             f"{len(self)} layers{f' x {heads} heads' if heads else ''}, {tokens} tokens on "
             f"{rows} x {columns} patches, {count} image{'s' if count > 1 else ''}"
@@ -194,7 +195,7 @@ class Attention:
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of the patches behind the last layer."""
-        return self.vit.layout(self._embedded).grid
+        return self.vit.layout(self._piece_of(0)[0]._embedded).grid
 
     @property
     def tokens(self) -> tuple[Token, ...]:
@@ -224,6 +225,40 @@ class Attention:
         return "class" if "class" in self.tokens_of(layer) else "mean"
 
     # -- running the model -----------------------------------------------------------------------
+
+    def _pieces(self) -> Iterator[Attention]:
+        """The images in pieces that run together, one after the other."""
+        return (self._piece_of(start)[0] for start in range(0, len(self.images), at_once(self.images)))
+
+    def _piece_of(self, image: int) -> tuple[Attention, int]:
+        """The piece with an image, and the number of the image in it; the last piece is kept."""
+        size = at_once(self.images)
+        if len(self.images) <= size:
+            return self, image
+        start = image - image % size
+        if start not in self._last_piece:
+            some = slice(start, start + size)
+            shown = None if self.shown is None else self.shown[some]
+            piece = replace(
+                self, images=self.images[some], shown=shown, names=self.names[some], _last_piece={}
+            )
+            self._last_piece.clear()
+            self._last_piece[start] = piece
+        return self._last_piece[start], image - start
+
+    def _joined_pieces(self, read: Callable[[Attention], Tensor]) -> Tensor:
+        """What `read` gives for each piece, along the axis of images."""
+        result: Tensor | None = None
+        done = 0
+        for piece in self._pieces():
+            found = read(piece)
+            if piece is self:
+                return found
+            result = found.new_empty(len(self.images), *found.shape[1:]) if result is None else result
+            result[done : done + len(found)] = found
+            done += len(found)
+        assert result is not None
+        return result
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -255,10 +290,9 @@ class Attention:
 
     def _arrangement(self, layer: int) -> Arrangement:
         if self.vit.plan.global_attention:
-            grid = self.vit.layout(self._embedded).grid
-            return Arrangement(grid, grid, self.vit.prefix)
+            return Arrangement(self.grid, self.grid, self.vit.prefix)
         if layer not in self._arrangements:
-            x = self._hidden[layer]
+            x = self._piece_of(0)[0]._hidden[layer]
             model, name = self.vit.model, f"layer {layer} of this {self.vit.plan.kind}"
             with without_autocast(model), evaluation_mode(model):
                 found = arrange(self.vit.blocks[layer], x, self.vit.layout(x), name)
@@ -266,10 +300,22 @@ class Attention:
         return self._arrangements[layer]
 
     def _matrices(
-        self, layers: Sequence[int], *, together: bool = False
+        self,
+        layers: Sequence[int],
+        *,
+        together: bool = False,
+        images: int | None = None,
+        rows: Sequence[int] | None = None,
     ) -> Iterator[tuple[int, Float[Tensor, "b heads n k"]]]:
-        """(layer, A^layer) for ascending layers; together: the caller keeps all of them."""
-        seam = _Announced(len(layers) if together else 1)
+        """(layer, A^layer) for ascending layers.
+
+        Args:
+            together: Whether the caller keeps all layers.
+            images: Of how many images the caller keeps them; by default those here.
+            rows: The queries whose rows are needed; None: all.
+        """
+        times = 1.0 if images is None else images / len(self.images)
+        seam = _Announced(len(layers) if together else 1, times, rows)
         if not self.grad:
             for layer in layers:
                 with self._running():
@@ -305,7 +351,7 @@ class Attention:
                 seam.announce((len(x), heads, x.shape[1], x.shape[1]), found.element_size())
             a = arrangement.dense(found, len(x))
         else:
-            a = torch.cat([attention.a for attention in record.attention], 1)
+            a = torch.cat([seam.only_rows(attention.a) for attention in record.attention], 1)
         self._head_counts[layer] = a.shape[1]
         return a, y
 
@@ -313,7 +359,7 @@ class Attention:
         """Attention of the pooling over the last layer's tokens."""
         if self.vit.plan.readout != "pool" or isinstance(self.vit.plan.head, Headless):
             raise InputError(f"query: there is no attention pooling; there are {self._queries(-1)}")
-        seam = _Announced(1)
+        seam = _Announced()
         if self.grad:
             with self._running():
                 x = self.vit.embed(self.images)
@@ -336,25 +382,32 @@ class Attention:
 
     def __iter__(self) -> Iterator[Float[Tensor, "b heads n k"]]:
         """The attention of each layer in turn."""
-        return (a for _, a in self._matrices(range(len(self))))
+        if len(self.images) <= at_once(self.images):
+            return (a for _, a in self._matrices(range(len(self))))
+        return (self[layer] for layer in range(len(self)))
 
     def __getitem__(self, key: Any) -> Tensor:
         """Attention of a layer, (B, heads, N, N), or of a layer and head, (B, N, N).
 
         A slice of layers adds an axis before the heads, a slice or list of heads keeps theirs.
         """
+        return self._joined_pieces(lambda piece: piece._read(key, len(self.images)))
+
+    def _read(self, key: Any, images: int) -> Tensor:
+        """`__getitem__` for one piece of `images` images."""
         layers, heads = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
         if isinstance(layers, str):
             if layers != "pool":
                 raise InputError(f"layer: expected {index_range(len(self))} or 'pool', got {layers!r}")
             return self._heads(self._pool(), heads)
         if not isinstance(layers, slice):
-            ((_, a),) = self._matrices([self._layer(layers)])
+            ((_, a),) = self._matrices([self._layer(layers)], images=images)
             return self._heads(a, heads)
         chosen = range(len(self))[layers]
         if not chosen:
             raise InputError(f"layer: expected layers of {index_range(len(self))}, got none by {layers}")
-        found = {layer: self._heads(a, heads) for layer, a in self._matrices(sorted(chosen), together=True)}
+        each = self._matrices(sorted(chosen), together=True, images=images)
+        found = {layer: self._heads(a, heads) for layer, a in each}
         if len({a.shape for a in found.values()}) > 1:
             raise InputError(
                 f"layer: layers {list(chosen)} have attention of different shapes; read one at a time"
@@ -384,15 +437,28 @@ class Attention:
         Raises:
             InputError: If there is no such layer, head or query; the error names what there is.
         """
-        number = self._layer(layer)
+        return self._joined_pieces(lambda piece: piece._map(self._layer(layer), head, query))
+
+    def _map(self, layer: int, head: Heads, query: Query | None) -> Tensor:
+        """`map` of one piece."""
         if query == "pool":
-            if number != len(self) - 1:
+            if layer != len(self) - 1:
                 raise InputError(f"layer: the pooling reads the last layer, {len(self) - 1}, got {layer}")
             return self._joined(self._pool()[:, :, 0], head).unflatten(-1, self.grid)
-        rows = self._rows(number, query)
-        ((_, a),) = self._matrices([number])
-        row = a[:, :, rows].mean(2)
-        return self._on_grid(number, self._joined(row, head))
+        ((_, row),) = self._query_rows([layer], query)
+        return self._on_grid(layer, self._joined(row, head))
+
+    def _query_rows(
+        self, layers: Sequence[int], query: Query | None
+    ) -> Iterator[tuple[int, Float[Tensor, "b heads k"]]]:
+        """(layer, attention of the query) for ascending layers."""
+        if self.vit.plan.global_attention:
+            for layer, a in self._matrices(layers, rows=self._rows(layers[0], query)):
+                yield layer, a.mean(2)
+            return
+        wanted = {layer: self._rows(layer, query) for layer in layers}  # before anything is computed
+        for layer, a in self._matrices(layers):
+            yield layer, a[:, :, wanted[layer]].mean(2)
 
     def _joined(self, row: Float[Tensor, "b heads k"], head: Any) -> Tensor:
         if isinstance(head, str):
@@ -485,11 +551,20 @@ class Attention:
             raise InputError(f"discard: expected a share of at least 0 and below 1, got {discard!r}")
         if normalize not in ("rows", "columns"):
             raise InputError(f"normalize: expected 'rows' or 'columns', got {normalize!r}")
-        first, last = self._layer(start), len(self) - 1
+        first = self._layer(start)
+        return self._joined_pieces(
+            lambda piece: piece._rollout(heads, discard, range(first, len(self)), query, normalize)
+        )
+
+    def _rollout(
+        self, heads: str, discard: float, layers: range, query: Query | None, normalize: str
+    ) -> Float[Tensor, "b h w"]:
+        """`rollout` of one piece."""
+        last = layers[-1]
         rows = None if query == "pool" else self._rows(last, query)
         spared = "class" in self.tokens[:1]
         result: Tensor | None = None
-        for _, a in self._matrices(range(first, len(self))):
+        for _, a in self._matrices(layers):
             fused = _fused(at_least_float32(a), heads, discard, spared)
             m = (fused + torch.eye(fused.shape[-1], dtype=fused.dtype, device=fused.device)) / 2
             sums = m.sum(-1)
@@ -501,8 +576,8 @@ class Attention:
             return self._on_grid(last, (pooled.to(result.dtype) @ result)[:, 0])
         return self._on_grid(last, result[:, rows].mean(1))
 
-    def _each(self) -> Iterator[tuple[int, Tensor]]:
-        """(layer, A) of every layer whose attention can be read; an error if there is none."""
+    def _readable(self) -> list[int]:
+        """Every layer whose attention can be read; an error if there is none."""
         refused: MethodUnavailableError | None = None
         readable = []
         for layer in range(len(self)):
@@ -514,7 +589,7 @@ class Attention:
         if not readable:
             assert refused is not None
             raise refused
-        yield from self._matrices(readable)
+        return readable
 
     def table(self) -> Listing[HeadMeasures]:
         """Entropy, distance, overfocus and the most attended tokens of every layer and head, mean of images.
@@ -528,20 +603,29 @@ class Attention:
             >>> len(a.table()), a.table()[0].head
             (24, 0)
         """
+        measures: dict[int, Tensor] = {}  # layer -> (heads, 3)
+        received: dict[int, Tensor] = {}  # layer -> (heads, keys)
+        for piece in self._pieces():
+            share = len(piece.images) / len(self.images)
+            for layer, a in piece._matrices(self._readable()):
+                a, found = a.detach(), self._arrangement(layer)
+                far = distances(found.grid, found.keys).to(a.device)
+                columns = [entropy(a), distance(a, far), overfocus(a, min(TOP, a.shape[-1]))]
+                values = torch.stack([column.mean(0).double() for column in columns], 1)
+                measures[layer] = measures.get(layer, 0) + share * values
+                received[layer] = received.get(layer, 0) + share * at_least_float32(a).mean((0, 2))
         lines: list[HeadMeasures] = []
-        for layer, a in self._each():
-            a = a.detach()
+        for layer, values in measures.items():
             found, names = self._arrangement(layer), self.tokens_of(layer)
-            far = distances(found.grid, found.keys).to(a.device)
-            columns = [entropy(a), distance(a, far), overfocus(a, min(TOP, a.shape[-1]))]
-            values = torch.stack([column.mean(0).double() for column in columns], 1).tolist()
-            received = at_least_float32(a).mean((0, 2))
-            top = received.topk(min(TOP_NAMES, a.shape[-1]), dim=-1).indices.tolist()
+            keys = received[layer].shape[-1]
+            top = received[layer].topk(min(TOP_NAMES, keys), dim=-1).indices.tolist()
             if found.keys != found.grid:
-                names = _reduced_names(names, found, a.shape[-1])
+                names = _reduced_names(names, found, keys)
             lines += [
                 HeadMeasures(layer, head, spread, far_away, focus, tuple(names[token] for token in best))
-                for head, ((spread, far_away, focus), best) in enumerate(zip(values, top, strict=True))
+                for head, ((spread, far_away, focus), best) in enumerate(
+                    zip(values.tolist(), top, strict=True)
+                )
             ]
         return Listing(lines, "heads", ["layer", "head", "entropy", "distance", "overfocus", "top_tokens"])
 
@@ -560,9 +644,10 @@ class Attention:
         image = checked_index("image", image, len(self.images))
         if isinstance(head, list | tuple):
             raise InputError(f"head: expected one head, or 'mean', 'max' or 'min', got {head!r}")
-        values = self.map(layer, head, query)[image]
+        piece, number = self._piece_of(image)
+        values = piece.map(layer, head, query)[number]
         drawn = self._painted(values, self._image(image), mode)
-        return self._marked(drawn, self._layer(layer), query)
+        return piece._marked(drawn, self._layer(layer), query)
 
     def _image(self, image: int) -> Image.Image | None:
         return None if self.shown is None else enlarged(self.shown[image], 224)
@@ -635,7 +720,7 @@ class Attention:
         """Number of heads of a layer."""
         number = self._layer(layer)
         if number not in self._head_counts:
-            next(self._matrices([number]))
+            next(self._piece_of(0)[0]._matrices([number]))
         return self._head_counts[number]
 
     def _side_by_side(
@@ -643,10 +728,11 @@ class Attention:
     ) -> Image.Image:
         """The image, the mean of the heads and each head, in one row."""
         below = self._image(image)
-        every = range(self.heads(layer)) if heads is None else heads
-        maps = self.map(layer, list(every), query)[image]
+        piece, number = self._piece_of(image)
+        every = range(piece.heads(layer)) if heads is None else heads
+        maps = piece.map(layer, list(every), query)[number]
         shown = [("mean of heads", maps.mean(0)), *zip((f"head {h}" for h in every), maps, strict=True)]
-        cells = [(name, self._marked(self._painted(m, below), layer, query)) for name, m in shown]
+        cells = [(name, piece._marked(self._painted(m, below), layer, query)) for name, m in shown]
         if below is not None:
             cells.insert(0, ("image", below))
         drawn = [Row([picture for _, picture in cells], title)]
@@ -658,10 +744,10 @@ class Attention:
         below = None if self.shown is None else self.shown[image].copy()
         if below is not None:
             below.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
-        for layer, a in self._each():
-            row = a[image, :, self._rows(layer, query)].mean(1).detach()
-            maps = self._on_grid(layer, row)
-            rows.append((layer, [self._marked(self._painted(m, below), layer, query) for m in maps]))
+        piece, number = self._piece_of(image)
+        for layer, row in piece._query_rows(piece._readable(), query):
+            maps = piece._on_grid(layer, row[number].detach())
+            rows.append((layer, [piece._marked(self._painted(m, below), layer, query) for m in maps]))
         most = max(len(pictures) for _, pictures in rows)
         blank = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "#ffffff")
         lines = [
@@ -685,13 +771,14 @@ class Attention:
         image = checked_index("image", image, len(self.images))
         below = self._image(image)
         frames = []
-        for layer, a in self._each():
-            row = a[:, :, self._rows(layer, query)].mean(2).detach()
-            values = self._on_grid(layer, self._joined(row, head))[image]
-            drawn = self._marked(self._painted(values, below), layer, query)
+        piece, number = self._piece_of(image)
+        for layer, row in piece._query_rows(piece._readable(), query):
+            values = piece._on_grid(layer, self._joined(row.detach(), head))[number]
+            drawn = piece._marked(self._painted(values, below), layer, query)
             which = f"head {head}" if isinstance(head, int) else f"{head} of heads"
             frame = tile([Row([drawn], which)], [f"layer {layer}"], cell=LARGE_CELL // 2, legend="attention")
             frames.append(frame.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE))
+        make_parent(path)
         return write_atomic(
             path,
             lambda file: frames[0].save(
@@ -708,33 +795,35 @@ class Attention:
         *,
         image: int = 0,
     ) -> Path:
-        """Write a file, by the ending of its name; returns the path.
+        """Write a file, by the suffix of its name; returns the path.
 
-        .png is `figure`, .gif is `animate`. .npz holds `maps` of all images and heads, (B, layers, heads,
-        rows, columns), of one layer or of all, resized to the largest grid where layers differ; `layers` and
-        `names`.
+        .png and other images are `figure`, .gif is `animate`. .npz holds `maps` of all images and heads, (B,
+        layers, heads, rows, columns), of one layer or of all, resized to the largest grid where layers
+        differ; `layers` and `names`.
         """
-        path = Path(path)
-        ending = path.suffix.lower()
-        if ending == ".png":
-            return write_png(path, self.figure(layer, head, query, image=image))
-        if ending == ".gif":
+        if Path(path).suffix.lower() == ".gif":
             return self.animate(path, "mean" if head is None else head, query, image=image)
-        if ending != ".npz":
-            raise InputError(f"expected a file name that ends in .png, .gif or .npz, got {path.name!r}")
-        maps: dict[int, Tensor] = {}
-        found = self._each() if layer is None else self._matrices([self._layer(layer)])
-        for number, a in found:
-            row = a[:, :, self._rows(number, query)].mean(2).detach()
-            maps[number] = self._on_grid(number, row).float().cpu()
-        most = max(m.shape[1] for m in maps.values())
-        grid = max((m.shape[-2:] for m in maps.values()), key=math.prod)
+        return write_result(
+            path,
+            lambda: self.figure(layer, head, query, image=image),
+            lambda: self._numbers(layer, query),
+        )
+
+    def _numbers(self, layer: int | None, query: Query | None) -> dict[str, np.ndarray]:
+        layers = self._readable() if layer is None else [self._layer(layer)]
+        parts: dict[int, list[Tensor]] = {number: [] for number in layers}
+        for piece in self._pieces():
+            for number, row in piece._query_rows(layers, query):
+                parts[number].append(piece._on_grid(number, row.detach()).float().cpu())
+        maps = [torch.cat(found) for found in parts.values()]
+        most = max(m.shape[1] for m in maps)
+        grid = max((m.shape[-2:] for m in maps), key=math.prod)
         same = [
             nn.functional.pad(resized(m, (grid[0], grid[1]), "nearest"), (0, 0) * 2 + (0, most - m.shape[1]))
-            for m in maps.values()
+            for m in maps
         ]
-        arrays = {"maps": torch.stack(same, 1).numpy(), "layers": np.array(list(maps))}
-        return write_npz(path, {**arrays, "names": np.array(self.names)})
+        arrays = {"maps": torch.stack(same, 1).numpy(), "layers": np.array(layers)}
+        return {**arrays, "names": np.array(self.names)}
 
     def _repr_png_(self) -> bytes:
         return to_png(self.figure())
@@ -751,33 +840,58 @@ class _Announced(Seam):
 
     Args:
         layers: Number of layers that the caller keeps.
+        times: Number of such pieces of images that the caller keeps.
+        rows: Queries whose rows are recorded; None: all.
     """
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int = 1, times: float = 1.0, rows: Sequence[int] | None = None) -> None:
         super().__init__(want=Want(attention=True))
-        self.layers, self.announced = layers, False
+        self.layers, self.times, self.rows, self.announced = layers, times, rows, False
 
     def announce(self, shape: tuple[int, ...], size: int) -> None:
-        needed = math.prod(shape) * size * self.layers
-        if needed <= LARGE or self.announced:
+        if self.announced:
             return
-        self.announced = True
+        needed = round(math.prod(shape) * size * self.layers * self.times)
+        first = round(shape[0] * self.times)
         layers = f"{self.layers} layers of " if self.layers > 1 else "a layer of "
-        warnings.warn(
-            f"attention of {layers}{' x '.join(map(str, shape))} (images, heads, queries, keys) takes "
-            f"{needed / 2**30:.1f} GiB. Read fewer layers or images at a time, or use smaller images.",
-            MemoryUseWarning,
-            stacklevel=2,
-        )
+        what = f"attention of {layers}{' x '.join(map(str, (first, *shape[1:])))}"
+        do = "Read fewer layers or images at a time, or use smaller images."
+        self.announced = announce(needed, f"{what} (images, heads, queries, keys)", do)
 
-    def sdpa(self, func: Any, q: Tensor, k: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        self.announce((*q.shape[:-1], k.shape[-2]), q.element_size())
-        return super().sdpa(func, q, k, *args, **kwargs)
+    def sdpa(
+        self,
+        func: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Fused attention; of some rows, these are written out beside the kernel."""
+        options: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
+        if self.rows is None:
+            self.announce((*q.shape[:-1], k.shape[-2]), q.element_size())
+            return super().sdpa(func, q, k, v, attn_mask, is_causal=is_causal, **options)
+        mask = attn_mask
+        if is_causal:
+            mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        if mask is not None and mask.shape[-2] > 1:
+            mask = mask[..., self.rows, :]
+        self.announce((*q.shape[:-2], len(self.rows), k.shape[-2]), q.element_size())
+        super().sdpa(func, q[..., self.rows, :], k, v, mask, **options)
+        return func(q, k, v, attn_mask=attn_mask, is_causal=is_causal, **options)
 
     def matmul(self, func: Any, a: Tensor, v: Tensor, **kwargs: Any) -> Tensor:
         if a.dim() >= 4 and getattr(a, "attention_", None) is None:
             self.announce((*a.shape[:-1], v.shape[-1]), a.element_size())
         return super().matmul(func, a, v, **kwargs)
+
+    def only_rows(self, a: Float[Tensor, "b heads n k"]) -> Tensor:
+        """The rows of a recorded attention that are needed."""
+        return a if self.rows is None or a.shape[-2] == len(self.rows) else a[:, :, self.rows]
 
 
 def _fused(
@@ -821,6 +935,7 @@ def prefix_names(vit: ViT, count: int) -> tuple[str, ...]:
         first.insert(0, "class")
     if rows == (0, 1) and "distillation" not in first:  # both in one parameter
         first.append("distillation")
+    first = first[: count - vit.plan.added]  # CaiT's class token comes after the blocks
     return tuple((*first, *(f"register {number}" for number in range(count)))[:count])
 
 

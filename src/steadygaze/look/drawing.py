@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,26 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from steadygaze.errors import InputError
+from steadygaze.files import FIGURE_FORMATS, make_parent, write_figure, write_npz
 from steadygaze.results.attribution import resized
 from steadygaze.results.drawing import INK, PAPER, QUIET, paint, robust_scale
 
-IMAGE_SUFFIXES = (".png",)
+
+def write_result(
+    path: str | Path,
+    figure: Callable[[], Image.Image],
+    numbers: Callable[[], Mapping[str, Any]] | None = None,
+) -> Path:
+    """Write a figure or numbers (.npz), by the suffix of the path; returns the path."""
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix in FIGURE_FORMATS:
+        return write_figure(path, figure())
+    if suffix == ".npz" and numbers is not None:
+        make_parent(path)
+        return write_npz(path, numbers())
+    known = [*FIGURE_FORMATS, *([] if numbers is None else [".npz"])]
+    raise InputError(f"expected a file with one of the suffixes {', '.join(known)}, got {path}")
 
 
 def cell_image(

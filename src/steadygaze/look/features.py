@@ -24,10 +24,10 @@ from PIL import Image
 from torch import Tensor
 
 from steadygaze.errors import InputError, MethodUnavailableError, UnknownNameError
-from steadygaze.files import write_npz, write_png
-from steadygaze.loading.inputs import prepare_inputs
-from steadygaze.look.drawing import IMAGE_SUFFIXES, cell_image, checked_index, overlay
+from steadygaze.loading.inputs import announce, at_once, prepare_inputs
+from steadygaze.look.drawing import cell_image, checked_index, overlay, write_result
 from steadygaze.notebook import to_png
+from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.results.drawing import Row, robust_scale, tile
 from steadygaze.trace import Seam, Want
 from steadygaze.vit.adapt import adapt
@@ -36,6 +36,7 @@ from steadygaze.vit.view import ViT
 
 Part = Literal["tokens", "keys", "queries", "values"]
 PARTS: tuple[str, ...] = get_args(Part)
+SHOWN = 32  # images in a notebook and on the command line
 COLOR_PERCENTILES = (1.0, 99.0)  # of a component, which get the darkest and the brightest color
 
 
@@ -47,6 +48,7 @@ def features(
     *,
     norm: bool = True,
     transform: Callable[[Image.Image], Tensor] | None = None,
+    on_progress: OnProgress = ignore_progress,
 ) -> Features:
     """Read the features of every patch at one layer of a model.
 
@@ -60,6 +62,8 @@ def features(
         norm: Whether tokens pass the model's final norm, as in the figures of DINOv2. Models that normalize
             pooled features only have no such norm, and neither have the earlier stages of a hierarchy.
         transform: How an image becomes the tensor (3, H, W) that a bare module takes.
+        on_progress: Called with a `Progress` between batches; a batch has bounded size, whatever the number
+            of images.
 
     Returns:
         The features (B, rows, columns, D) with the images.
@@ -85,19 +89,37 @@ def features(
             f"part={part!r}: a {vit.plan.kind} attends in windows or to reduced keys, so its {part} do not "
             "lie on the grid of the image. Use part='tokens'."
         )
+    ready = vit.check(inputs.images)
+    values: list[Tensor] = []
+    prefixes: list[Tensor] = []
     with torch.no_grad(), without_autocast(vit.model), evaluation_mode(vit.model):
-        x = vit.embed(inputs.images)
-        for block in vit.blocks[:layer]:
-            x = block(x)
-        layout = vit.layout(x)
-        if part == "tokens":
-            x = vit.blocks[layer](x)
-            x = final_norm(vit, x, layer) if norm else x
-            layer += 1  # x is the input of the next block
-        else:
-            x = _attention_part(vit, x, layer, part)
-    patches = vit.patches(layer, x, layout)
-    return Features(patches, x[:, : vit.prefix], part, inputs.shown, inputs.names)
+        for some in ready.split(at_once(ready)):
+            on_progress(Progress("features", sum(map(len, values)), len(ready), "images"))
+            patches, prefix = _read(vit, some, layer, part, norm)
+            if not values:
+                needed = len(ready) * patches[0].numel() * patches.element_size()
+                announce(needed, f"reading features of {len(ready)} images", "Use fewer images at a time.")
+            values.append(patches)
+            prefixes.append(prefix)
+    on_progress(Progress("features", len(ready), len(ready), "images"))
+    return Features(torch.cat(values), torch.cat(prefixes), part, inputs.shown, inputs.names)
+
+
+def _read(
+    vit: ViT, images: Float[Tensor, "b c h w"], layer: int, part: str, norm: bool
+) -> tuple[Float[Tensor, "b h w d"], Float[Tensor, "b p d"]]:
+    """Features of the patches on their grid, and those of the prefix tokens."""
+    x = vit.embed(images)
+    for block in vit.blocks[:layer]:
+        x = block(x)
+    layout = vit.layout(x)
+    if part == "tokens":
+        x = vit.blocks[layer](x)
+        x = final_norm(vit, x, layer) if norm else x
+        layer += 1  # x is the input of the next block
+    else:
+        x = _attention_part(vit, x, layer, part)
+    return vit.patches(layer, x, layout), x[:, : vit.prefix]
 
 
 def final_norm(vit: ViT, x: Float[Tensor, "b n d"], layer: int) -> Float[Tensor, "b n d"]:
@@ -211,6 +233,7 @@ class Features:
         image: int = 0,
         point: tuple[int, int] | None = None,
         foreground: bool = False,
+        limit: int | None = None,
         cell: int = 224,
     ) -> Image.Image:
         """Draw every image beside its principal components, its similarity to one patch, or its norms.
@@ -220,10 +243,12 @@ class Features:
             image: The image that `point` is in.
             point: Row and column of the patch that all others are compared with.
             foreground: As for `pca`.
+            limit: Draw at most this many images, the first ones; the scale is that of all.
             cell: Width of a column in pixels.
         """
         if kind == "pca":
-            return self.pca(min(3, *self.values.flatten(0, 2).shape), foreground=foreground).figure(cell=cell)
+            found = self.pca(min(3, *self.values.flatten(0, 2).shape), foreground=foreground)
+            return found.figure(limit=limit, cell=cell)
         if kind == "norms":
             maps, heading = self.norms(), "norm"
             maps = maps - maps.amin((-2, -1), keepdim=True)
@@ -236,31 +261,27 @@ class Features:
         # one scale for all images: equal colors are equal numbers
         full = robust_scale(maps.detach().clamp(min=0).float().cpu().numpy())
         rows = []
-        for number in range(len(self)):
+        for number in range(len(self))[:limit]:
             marked = point if kind == "similarity" and number == image % len(self) else None
             original = cell_image(self.images, number, self.grid, cell, mark=marked)
             rows.append(Row([original, overlay(maps[number], original, full=full)], self.names[number]))
         return tile(rows, ["image", heading], cell=cell)
 
     def save(self, path: str | Path) -> Path:
-        """Write the features to a file: their PCA as an image (.png), or the numbers (.npz).
+        """Write the features to a file: their PCA as an image (.png, ...), or the numbers (.npz).
 
         Returns:
             The file.
         """
-        path = Path(path)
-        if path.suffix.lower() in IMAGE_SUFFIXES:
-            write_png(path, self.figure())
-        elif path.suffix == ".npz":
-            arrays = {"values": self.values, "prefix": self.prefix}
-            numbers = {name: tensor.float().cpu().numpy() for name, tensor in arrays.items()}
-            write_npz(path, {**numbers, "names": np.array(self.names)})
-        else:
-            raise InputError(f"expected a file called .png or .npz, got {path}")
-        return path
+        return write_result(path, self.figure, self._numbers)
+
+    def _numbers(self) -> dict[str, np.ndarray]:
+        arrays = {"values": self.values, "prefix": self.prefix}
+        numbers = {name: tensor.float().cpu().numpy() for name, tensor in arrays.items()}
+        return {**numbers, "names": np.array(self.names)}
 
     def _repr_png_(self) -> bytes:
-        return to_png(self.figure())
+        return to_png(self.figure(limit=SHOWN))
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,11 +322,11 @@ class PCA:
         missing = 3 - scaled.shape[-1]  # fewer components than colors: the last one is repeated
         return torch.cat([scaled, *[scaled[..., -1:]] * missing], dim=-1)
 
-    def figure(self, *, cell: int = 224) -> Image.Image:
-        """Every image beside its components as colors."""
+    def figure(self, *, limit: int | None = None, cell: int = 224) -> Image.Image:
+        """Every image, or the first `limit` ones, beside its components as colors."""
         grid = self.components.shape[1], self.components.shape[2]
         rows = []
-        for number, colors in enumerate(self.colors):
+        for number, colors in enumerate(self.colors[:limit]):
             pixels = (colors.float().cpu().numpy() * 255).round().astype(np.uint8)
             drawn = Image.fromarray(pixels).resize((cell, cell), Image.Resampling.NEAREST)
             rows.append(Row([cell_image(self.images, number, grid, cell), drawn], self.names[number]))
@@ -313,11 +334,10 @@ class PCA:
 
     def save(self, path: str | Path) -> Path:
         """Write the figure to an image file."""
-        write_png(Path(path), self.figure())
-        return Path(path)
+        return write_result(path, self.figure)
 
     def _repr_png_(self) -> bytes:
-        return to_png(self.figure())
+        return to_png(self.figure(limit=SHOWN))
 
 
 def _principal(x: Float[Tensor, "n d"], count: int) -> tuple[Tensor, Tensor, Tensor]:

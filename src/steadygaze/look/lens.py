@@ -33,12 +33,11 @@ from PIL import Image
 from torch import Tensor
 
 from steadygaze.errors import InputError, MethodUnavailableError
-from steadygaze.files import write_png
+from steadygaze.loading.ask import display_names, pose
 from steadygaze.loading.inputs import prepare_inputs
-from steadygaze.look.drawing import cell_image, matrix, overlay
+from steadygaze.look.drawing import cell_image, matrix, overlay, write_result
 from steadygaze.methods.decomposition import branch_of
 from steadygaze.notebook import to_png
-from steadygaze.questions.ask import display_names, pose
 from steadygaze.results.drawing import Row, tile
 from steadygaze.target import resolve_target
 from steadygaze.trace import Forward, Seam, Trace, Want, forward, frozen
@@ -83,7 +82,7 @@ def lens(
         True
     """
     inputs = prepare_inputs(model, images, transform)
-    classifier, target = pose(inputs.model, inputs.images, target)
+    classifier, target = pose(inputs.model, inputs.images, target, transform)
     vit = adapt(classifier)
     if vit.plan.outputs == "features":
         raise InputError(
@@ -202,8 +201,7 @@ class Lens:
 
     def save(self, path: str | Path) -> Path:
         """Write the figure of the first image to an image file."""
-        write_png(Path(path), self.figure())
-        return Path(path)
+        return write_result(path, self.figure)
 
     def _repr_png_(self) -> bytes:
         return to_png(self.figure())

@@ -31,9 +31,11 @@ from PIL import Image
 from torch import Tensor
 
 from steadygaze.errors import InputError, MethodUnavailableError
-from steadygaze.loading.inputs import prepare_inputs
+from steadygaze.loading.inputs import at_once, prepare_inputs
+from steadygaze.look.drawing import write_result
 from steadygaze.modules.registers import MAX_NEURONS, Maximum, Registers, last_linear
 from steadygaze.notebook import to_png
+from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.results.drawing import Row, paint, tile
 from steadygaze.target import at_least_float32
 from steadygaze.trace.record import Want
@@ -45,7 +47,6 @@ from steadygaze.vit.view import ViT
 RATIO = 2.0  # a high norm is at least twice the median
 SPREADS = 5.0  # and more than five robust standard deviations above it
 SINK = 2.0  # a sink gets at least twice the attention of a patch
-BATCH = 8  # images at a time: attention of one block is in memory
 SHOWN = 6  # images in a notebook
 
 
@@ -171,18 +172,23 @@ class Outliers:
         return Row([*([] if image is None else [image]), *drawn], name, note)
 
     def save(self, path: str | Path) -> Path:
-        """Write the figure as an image file; returns the path."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.figure().save(path)
-        return path
+        """Write the figure (.png, ...), or mask, norms and attention (.npz); returns the path."""
+        return write_result(path, self.figure, self._numbers)
+
+    def _numbers(self) -> dict[str, np.ndarray]:
+        arrays = {"mask": self.mask, "norms": self.norms, "attention": self.attention}
+        return {**{name: tensor.numpy() for name, tensor in arrays.items()}, "names": np.array(self.names)}
 
     def _repr_png_(self) -> bytes:
         return to_png(self.figure(limit=SHOWN))
 
 
 def outliers(
-    model: Any, images: Any, *, transform: Callable[[Image.Image], Tensor] | None = None
+    model: Any,
+    images: Any,
+    *,
+    transform: Callable[[Image.Image], Tensor] | None = None,
+    on_progress: OnProgress = ignore_progress,
 ) -> Outliers:
     """Find the outlier tokens of a model on some images.
 
@@ -190,6 +196,7 @@ def outliers(
         model: A vision transformer with attention over all tokens, its name, or the result of `load_model`.
         images: A tensor (B, 3, H, W) for the model, or images and files.
         transform: From a PIL image to a tensor (3, H, W), if the model does not declare it.
+        on_progress: Called with a `Progress` between batches.
 
     Returns:
         Masks, norms and attention, with `advice` and `figure()`.
@@ -205,7 +212,7 @@ def outliers(
     """
     inputs = prepare_inputs(model, images, transform)
     vit = _view(inputs.model)
-    norms, attention = _walk(vit, inputs.images)
+    norms, attention = _walk(vit, inputs.images, on_progress=on_progress)
     mask, layer, first = high_patches(norms)
     query: Literal["class", "mean"] = "class" if _has_class_token(vit) else "mean"
     return Outliers(mask, norms, attention, layer, first, query, inputs.names, inputs.shown)
@@ -312,12 +319,14 @@ def _has_class_token(vit: ViT) -> bool:
 
 
 def _walk(
-    vit: ViT, images: Tensor, *, attention: bool = True
+    vit: ViT, images: Tensor, *, attention: bool = True, on_progress: OnProgress = ignore_progress
 ) -> tuple[Float[Tensor, "b l h w"], Float[Tensor, "b l h w"]]:
     """Norms of the patches behind every block, and the share of attention that they get in it."""
-    norms, shares = [], []
+    norms: list[Tensor] = []
+    shares: list[Tensor] = []
     with without_autocast(vit.model), torch.no_grad(), evaluation_mode(vit.model):
-        for some in vit.check(images).split(BATCH):
+        for some in vit.check(images).split(at_once(images)):
+            on_progress(Progress("outliers", sum(map(len, norms)), len(images), "images"))
             x = vit.embed(some)
             layout = vit.layout(x)
             here: list[Tensor] = []
@@ -336,6 +345,7 @@ def _walk(
             norms.append(torch.stack(here, 1))
             if attention:
                 shares.append(torch.stack(received, 1))
+    on_progress(Progress("outliers", len(images), len(images), "images"))
     every = torch.cat(norms)
     if not attention:
         return every, torch.zeros_like(every)
@@ -367,8 +377,9 @@ def _activity(
         return answer
 
     modules = [last_linear(vit.blocks[layer].module) for layer in layers]
+    size = at_once(images)
     with without_autocast(vit.model), torch.no_grad(), evaluation_mode(vit.model):
-        for some, outliers in zip(images.split(BATCH), mask.flatten(1).split(BATCH), strict=True):
+        for some, outliers in zip(images.split(size), mask.flatten(1).split(size), strict=True):
             x = vit.embed(some)
             with answered({m: note(layer, outliers) for layer, m in zip(layers, modules, strict=True)}):
                 for layer in layers:

@@ -131,19 +131,34 @@ def _mean_attention(a: Tensor, g: Tensor, **own: Any) -> Tensor:
 
 def _pool_attentions(trace: Trace, base: MatrixMethod, own: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
     """(weight of the query itself, row over the tokens) of each attention of the head, fused over heads."""
-    n, prefix = trace.run.hidden[-1].shape[1], trace.vit.prefix
     fuse = base.fuse_heads or _mean_attention
     pieces = []
     for attention in trace.pooling:
-        weights, gradient = trace.seen(attention), trace.grad(attention.a)
-        row = fuse(weights, gradient, **own).mean(1)  # mean over the queries
-        own_weight = row.new_zeros(row.shape[0], 1)
-        if row.shape[1] == n + 1:  # class attention: the query's own token comes first
-            own_weight, row = row[:, :1], row[:, 1:]
-        elif row.shape[1] == n - prefix:
-            row = F.pad(row, (prefix, 0))
-        pieces.append((own_weight, row))
+        matrix = fuse(trace.seen(attention), trace.grad(attention.a), **own)
+        own_weight = matrix.new_zeros(matrix.shape[0], 1)
+        if matrix.shape[2] == _read_by_head(trace) + 1:  # class attention
+            own_weight = matrix.mean(1)[:, :1]
+        pieces.append((own_weight, align_pooling(trace, matrix)[:, 0]))
     return pieces
+
+
+def _read_by_head(trace: Trace) -> int:
+    """Number of tokens that the head gets: all but those that registers added."""
+    return trace.run.hidden[-1].shape[1] - trace.vit.plan.added
+
+
+def align_pooling(trace: Trace, matrix: Float[Tensor, "b q k"]) -> Float[Tensor, "b 1 n"]:
+    """A matrix of the pooling's attention as one row over the tokens: the mean over its queries."""
+    added, read = trace.vit.plan.added, _read_by_head(trace)
+    kept = trace.vit.prefix - added
+    row = matrix.mean(1, keepdim=True)
+    if row.shape[2] == read + 1:  # class attention: the query's own token comes first
+        row = row[..., 1:]
+    elif row.shape[2] == read - kept:  # the patches alone
+        row = F.pad(row, (kept, 0))
+    if added:
+        row = torch.cat([row[..., :kept], row.new_zeros(*row.shape[:2], added), row[..., kept:]], 2)
+    return row
 
 
 def _pool_row(trace: Trace, base: MatrixMethod, own: dict[str, Any]) -> Float[Tensor, "b n"]:

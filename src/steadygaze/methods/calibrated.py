@@ -2,7 +2,8 @@
 
 Which layers and which parts of a gradient describe the effect of removing a patch differs between models
 (docs/evidence/default.md). `calibrate` measures some settings on images of the user and writes the best one
-to a small JSON file, with the hash of the model's weights. The file is used only where it is named.
+to a small JSON file, with the hash of the model's weights. The file is used only where it is named. What is
+tried: docs/equations.md#calibrate.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Calibration:
     """The method that suits one model, with what was measured. Prints itself.
 
     Attributes:
-        name: The method with its options, such as "gaze_removal:limit=8,start=6".
+        name: The method with its options, such as "gaze_outline:first=6,limit=3.0".
         model: Name of the model.
         weights: First 16 hex digits of the SHA-256 of its weights.
         chosen_on: Number of images that the method was chosen on.
@@ -46,7 +47,7 @@ class Calibration:
         gain: The method minus the default, on those other images: mean, and the ends of its 95 % interval.
 
     Examples:
-        >>> Calibration("gaze_removal:start=2", model="mine").method.option("start")
+        >>> Calibration("gaze_outline:first=2", model="mine").method.option("first")
         2
     """
 

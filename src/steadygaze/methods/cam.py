@@ -9,14 +9,17 @@
 | elementwise_gradcam | Σ_k (g_pk a_pk)⁺                                                                   |
 | layercam            | Σ_k g⁺_pk a_pk                                                                     |
 | shapley_cam         | Σ_k a_pk (g − ½ H a)_pk, H the Hessian of T (Cai 2025)                             |
+| eigen               | ⟨a_p − mean_q a_q, v⟩, v the first right singular vector (EigenCAM, Muhammad 2020) |
 
 The bare name is the last block's input. Options: `at="norm1"` takes the output of the block's first norm,
 as pytorch-grad-cam does; `normalize=True` divides each layer's map by its maximum (LayerCAM over layers);
 `tokens="all"` lets prefix tokens into the sums over p, as SkipPLUS' code does; `relu=True` drops negative
 scores. No min-max here. `shapley_cam` is at the output of the last block's first norm: at the block's input
-it vanishes for class-token heads, as hirescam does.
+it vanishes for class-token heads, as hirescam does. `eigen` is there too, needs no class and no gradient, and
+has the sign of `pca`: negative at the border of the grid. The paper does not subtract the mean
+(centered=False); pytorch-grad-cam does.
 
-Formulas: docs/equations.md#gradcam-family, docs/equations.md#shapley-cam.
+Formulas: docs/equations.md#gradcam-family, docs/equations.md#shapley-cam, docs/equations.md#eigen.
 """
 
 from collections.abc import Callable
@@ -27,6 +30,8 @@ from torch import Tensor
 
 from steadygaze.errors import MethodUnavailableError, UnknownNameError
 from steadygaze.methods.registry import METHODS, Alias, register_method
+from steadygaze.methods.tokens import first_component
+from steadygaze.target import at_least_float32
 from steadygaze.trace.capture import Forward, Trace, forward
 from steadygaze.trace.query import Query
 from steadygaze.trace.record import Want
@@ -138,6 +143,29 @@ for _function in (
     layercam,
 ):
     _register(_function)
+
+
+@register_method(
+    "eigen",
+    "map",
+    family="cam",
+    aggregator="last",
+    gradient=False,
+    needs=lambda o: {"norm": o.get("at", "auto") != "input"},
+)
+def eigen(trace: Trace, layer: int, *, at: str = "auto", centered: bool = True) -> Float[Tensor, "b h w"]:
+    """EigenCAM: first principal component of the activations at the last block; needs no class.
+
+    Args:
+        at: "norm1", the output of the block's first norm; "input"; or "auto", norm1 if the block begins with
+            one.
+        centered: Whether the mean over patches is subtracted, as in pytorch-grad-cam.
+    """
+    block = trace.vit.blocks[layer]
+    if at == "auto":
+        at = "input" if _first_norm(trace.run, layer) is None else "norm1"
+    a = block.patches(_activations(trace, layer, at)[0], trace.run.layout)
+    return first_component(at_least_float32(a), centered=centered).to(a.dtype)
 
 
 @register_method("shapley_cam", "model", family="cam", cost=2.0)

@@ -4,7 +4,7 @@ Methods share passes: one forward pass for each setting of rules, one backward p
 class; a method that only reads attention uses a forward pass that runs anyway.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, overload
@@ -21,7 +21,8 @@ from steadygaze.errors import (
     InputError,
     MethodUnavailableError,
 )
-from steadygaze.loading.inputs import Images, prepare_inputs
+from steadygaze.loading.ask import display_names, each_region, pose
+from steadygaze.loading.inputs import Images, at_once, prepare_inputs
 from steadygaze.methods.aggregate import layers, shares
 from steadygaze.methods.check import with_checks
 from steadygaze.methods.learned import with_files
@@ -35,8 +36,7 @@ from steadygaze.methods.registry import (
     rules_of,
     unavailable,
 )
-from steadygaze.progress import OnProgress, ignore_progress
-from steadygaze.questions.ask import display_names, each_region, pose
+from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.questions.detections import Detection
 from steadygaze.questions.features import FeatureTarget
 from steadygaze.questions.regions import Region
@@ -48,6 +48,7 @@ from steadygaze.target import (
     Outputs,
     Target,
     check_score,
+    class_indices,
     default_score,
     resolve_target,
     target_value,
@@ -120,7 +121,8 @@ def explain(
             the result of `load_model`, of `ask` or of `zero_shot`, an object of `transformers.pipeline`, or a
             `ViT`.
         images: A path, a PIL image, a numpy array (H, W, 3) of uint8, a list or folder of them; or images
-            preprocessed for the model, a floating-point tensor (B, 3, H, W). All are one batch.
+            preprocessed for the model, a floating-point tensor (B, 3, H, W). A tensor is one batch, and so
+            are images with a callable target; other images run in batches of bounded size.
         target: The class to explain: None (the predicted one), an index or a name, one index per image, (B,
             K) for several per image, or a callable logits -> (B,) that returns the quantity itself. For a
             multi-label model a label (None: the most probable); for a regression model the index of a value;
@@ -140,8 +142,8 @@ def explain(
             tensor (3, H, W), such as a `Compose` of torchvision. By default the preprocessing of the loaded
             model, or the one that a module of timm or transformers declares.
         calibration: Of the method "calibrated": the result of `calibrate`, or the file it was saved to.
-        on_progress: Called with a `Progress` during long searches. An interrupted search returns the map of
-            the runs that were done, with a `PartialMapWarning`.
+        on_progress: Called with a `Progress` between batches and during long searches. An interrupted
+            search returns the map of the runs that were done, with a `PartialMapWarning`.
 
     Returns:
         An `Attribution`, whose `scores` (B, rows, columns) are signed: higher is more evidence for the class.
@@ -173,7 +175,10 @@ def explain(
     inputs = prepare_inputs(model, images, transform)
     regions = each_region(target, inputs.images)
     if regions is None:
-        results = _explain(inputs.model, inputs.images, target, method, score, check, on_progress)
+        several = None if isinstance(images, Tensor) or callable(target) else at_once(inputs.images)
+        results = _explain(
+            inputs.model, inputs.images, target, method, score, check, on_progress, transform, several
+        )
     else:
         parts = [
             _explain(inputs.model, inputs.images[i : i + 1], region, method, score, check, on_progress)
@@ -208,27 +213,50 @@ def _explain(
     score: str | None,
     check: bool,
     on_progress: OnProgress,
+    transform: Transform | None = None,
+    at_once: int | None = None,
 ) -> dict[str, Attribution]:
-    """`explain` for preprocessed images with one target for all of them, by the name of the method."""
-    classifier, target = pose(model, images, target)
+    """`explain` for preprocessed images with one target for all of them, by the name of the method.
+
+    Args:
+        at_once: Number of images in a batch; None: all.
+    """
+    classifier, target = pose(model, images, target, transform)
     vit = adapt(classifier)
     target = vit.plan.main_value if target is None else target
     requested = parse_methods(method)
     chosen = list({m.name: m for m in requested.values()}.values())
-    clean = CleanForward.of(vit, images)
-    if note := range_note(classifier, clean.images):
-        warn(note, ImagesOutOfRangeWarning, stacklevel=3)
     if check and vit.plan.outputs == "features" and target is None:
         raise InputError(
             "check: no quantity of the features is explained, so there is none to measure without patches. "
             "Give a target, such as sg.similar_to(other_image), or leave check out.",
             option="check",
         )
-    results = explain_batch(clean, target, chosen, score, on_progress, details=True)
-    if check:
-        results = with_checks(clean, results, target)
+    parts: list[dict[str, Attribution]] = []
+    for some, of_some in _batches(images, target, at_once, on_progress):
+        clean = CleanForward.of(vit, some)
+        if not parts and (note := range_note(classifier, clean.images)):
+            warn(note, ImagesOutOfRangeWarning, stacklevel=3)
+        found = explain_batch(clean, of_some, chosen, score, on_progress, details=True)
+        parts.append(with_checks(clean, found, of_some) if check else found)
+    results = {m.name: concatenate([part[m.name] for part in parts]) for m in chosen}
     classes = display_names(classifier, results[chosen[0].name].logits.shape[1])
     return {name: replace(results[m.name], classes=classes) for name, m in requested.items()}
+
+
+def _batches(
+    images: Tensor, target: Any, at_once: int | None, on_progress: OnProgress
+) -> Iterator[tuple[Tensor, Any]]:
+    """Images and their targets in batches of at most `at_once`, reported between them; None: one batch."""
+    if at_once is None or len(images) <= at_once:
+        yield images, target
+        return
+    each = None if target is None else class_indices(target, len(images))
+    for start in range(0, len(images), at_once):
+        on_progress(Progress("explain", start, len(images), "images"))
+        some = slice(start, start + at_once)
+        yield images[some], None if each is None else each[some]
+    on_progress(Progress("explain", len(images), len(images), "images"))
 
 
 def explain_batch(

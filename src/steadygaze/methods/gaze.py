@@ -38,6 +38,7 @@ from steadygaze.errors import InputError, MethodUnavailableError
 from steadygaze.methods.attention import global_attention
 from steadygaze.methods.registry import Options, register_alias, register_method
 from steadygaze.trace.capture import Trace, forward
+from steadygaze.trace.completeness import resize_map
 from steadygaze.trace.query import Query
 from steadygaze.trace.record import Want
 from steadygaze.vit.view import ViT
@@ -89,14 +90,7 @@ def gaze_removal(
     """
     x, g = trace.patches(layer)
     sent = (x * g).sum(-1)
-    weight = trust(trace, sent.flatten(1), limit)[..., None]
-    sent = weight * sent / trace.depth
-    if not trace.vit.plan.global_attention:
-        return sent
-    effect = weight[..., 0] * taken(trace, layer)
-    if layer == trace.depth - 1:
-        effect = effect + pooled(trace)
-    return sent + keys * effect.unflatten(1, sent.shape[1:])
+    return effect_of(trace, layer, sent.flatten(1), keys, limit).unflatten(1, sent.shape[1:])
 
 
 register_alias(
@@ -105,6 +99,18 @@ register_alias(
     score="log_odds",
     summary="gaze_removal with less weight for layers whose contributions far exceed what they explain.",
 )
+
+
+def effect_of(
+    trace: Trace, layer: int, sent: Float[Tensor, "b p"], keys: float, limit: float | None
+) -> Float[Tensor, "b p"]:
+    """w_l (s^l / L + keys · q^l), and keys · p with the last layer; sent: s^l."""
+    weight = trust(trace, sent, limit)
+    effect = weight * sent / trace.depth
+    if not trace.vit.plan.global_attention:
+        return effect
+    effect = effect + keys * weight * taken(trace, layer)
+    return effect + keys * pooled(trace) if layer == trace.depth - 1 else effect
 
 
 def trust(trace: Trace, sent: Float[Tensor, "b p"], limit: float | None) -> Float[Tensor, "b 1"]:
@@ -121,17 +127,11 @@ def removal_effects(query: Query, tokens: Tensor, keys: float, limit: float | No
     """`gaze_removal` of the patches in `tokens`."""
     run = forward(query.vit, tokens, rules=query.rules, want=Want(keys=True))
     classes = query.target if isinstance(query.target, Tensor) else None
-    return trace_effects(run.trace(query.value(run.logits), classes), keys, limit)
-
-
-def trace_effects(trace: Trace, keys: float, limit: float | None) -> Float[Tensor, "b p"]:
-    """`gaze_removal` of all layers."""
-    total = keys * pooled(trace)
+    trace = run.trace(query.value(run.logits), classes)
+    total = trace.logits.new_zeros(())
     for l in range(trace.depth):
         x, g = (t[:, trace.vit.prefix :] for t in trace.tokens(l))
-        sent = (x * g).sum(-1)
-        weight = trust(trace, sent, limit)
-        total = total + weight * (sent / trace.depth + keys * taken(trace, l))
+        total = total + effect_of(trace, l, (x * g).sum(-1), keys, limit)
     return total
 
 
@@ -141,31 +141,50 @@ def trace_effects(trace: Trace, keys: float, limit: float | None) -> Float[Tenso
     family="decomposition",
     freeze=0.75,
     score="log_odds",
-    unsupported=global_attention,
     check_options=_check_constants,
 )
 def gaze_outline(
-    query: Query, *, limit: float = LIMIT, against: float = 0.5, temperature: float = 0.2
+    query: Query,
+    *,
+    limit: float = LIMIT,
+    keys: float = 1.0,
+    first: int = 0,
+    against: float = 0.5,
+    share: float = 0.5,
+    temperature: float = 0.2,
 ) -> Float[Tensor, "b h w"]:
-    """`gaze_weighted` for people who look: outlines of objects, for a little of the removal score.
+    """First-order effect of removing a patch, shared among patches that look alike; the default.
+
+    Models without attention over all tokens have no q, p and W: the map is Σ_l w_l s^l / L.
 
     Args:
         limit: As for `gaze_removal`.
-        against: How much the other classes count: 1 is the log-odds, 0 the logit.
+        keys: As for `gaze_removal`.
+        first: First layer whose contributions are added.
+        against: β: how much the other classes count if log-odds are explained; 0 is the logit.
+        share: Weight of W e; 0 leaves it out.
         temperature: τ.
     """
-    run = forward(query.vit, query.tokens, rules=query.rules, want=Want(keys=True))
+    if not 0 <= first < len(query.vit.blocks):
+        raise InputError(
+            f"gaze_outline: first={first}, but the model has layers 0..{len(query.vit.blocks) - 1}"
+        )
+    run = forward(query.vit, query.tokens, rules=query.rules, want=Want(keys=True), start=first, watch=first)
     value = query.value(run.logits)
     classes = query.target if isinstance(query.target, Tensor) else None
-    if classes is not None and query.score == "log_odds":
-        logit = run.logits.gather(1, classes[:, None])[:, 0]
-        value = against * value + (1 - against) * logit
+    if classes is not None and query.score == "log_odds" and query.vit.plan.outputs == "classes":
+        value = against * value + (1 - against) * run.logits.gather(1, classes[:, None])[:, 0]
     trace = run.trace(value, classes)
-    e = trace_effects(trace, 1.0, limit)
-    x = trace.tokens(trace.depth // 4)[0][:, trace.vit.prefix :]
+    maps = [gaze_removal(trace, l, keys=keys, limit=limit) for l in range(first, trace.depth)]
+    effects = torch.stack([resize_map(m, query.grid) for m in maps]).sum(0)
+    if not share or not query.vit.plan.global_attention:
+        return effects
+    x = trace.run.hidden[trace.depth // 4][:, trace.vit.prefix :].detach()
     unit = F.normalize(x - x.mean(1, keepdim=True), dim=-1)
-    shared = torch.einsum("bij,bj->bi", (unit @ unit.mT / temperature).softmax(-1), e)
-    return ((e + z(shared) * e.std(1, unbiased=False, keepdim=True)) / 2).unflatten(1, query.grid)
+    e = effects.flatten(1)
+    alike = torch.einsum("bij,bj->bi", (unit @ unit.mT / temperature).softmax(-1), e)
+    shared = z(alike) * e.std(1, unbiased=False, keepdim=True)
+    return ((1 - share) * e + share * shared).unflatten(1, query.grid)
 
 
 def z(x: Float[Tensor, "b p"]) -> Float[Tensor, "b p"]:

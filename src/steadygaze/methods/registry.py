@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from steadygaze.trace.rules import Rules
     from steadygaze.vit.view import ViT
 
-DEFAULT = "gaze_weighted"  # chosen on the panel: docs/evidence/default.md
+DEFAULT = "gaze_outline"  # chosen on the panel: docs/evidence/default.md
 
 Aggregator = Literal["first", "last", "rollout", "plus", "skipplus"]
 AGGREGATORS = ("last", "rollout", "plus", "skipplus")
@@ -39,8 +39,8 @@ SYNONYMS = {  # names used in papers and by other packages -> ours; offered when
     "gradcamplusplus": "gradcam_plus_plus",
     "saliency": "vanilla_grad",
     "attention": "raw_attention",
-    "eigen": "pca",
-    "eigencam": "pca",
+    "eigencam": "eigen",
+    "eigen_cam": "eigen",
     "attention_rollout": "rollout",
     "inputxgradient": "ixg",
     "input_x_gradient": "ixg",
@@ -260,9 +260,12 @@ class Method:
 
 FAMILIES = (  # one file each, in the order of listings
     "attention",
+    "intuition",
     "tokens",
     "perturbation",
+    "greedy",
     "atman",
+    "patching",
     "gradient",
     "attnlrp",
     "cam",

@@ -8,12 +8,12 @@ warning is made an error, the interrupt is raised.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from steadygaze.errors import InputError, MethodUnavailableError, PartialMapWarning, UnknownNameError
@@ -30,18 +30,25 @@ _LISTENER: ContextVar[OnProgress] = ContextVar("listener", default=ignore_progre
 
 def run_search(
     query: Query, name: str, total: int, size: int, run: Callable[[slice], Tensor | None], least: int = 1
-) -> Float[Tensor, "*any"]:
+) -> Shaped[Tensor, "*any"]:
     """run(0:size), run(size:2·size), ... side by side along axis 1, (b, done, ...).
 
     `run` may return None, which ends the search early. Interrupted, the runs that were done are returned if
     they are at least `least`.
     """
-    done = 0
+    parts = [slice(start, min(start + size, total)) for start in range(0, total, size)]
+    return run_parts(query, name, parts, run, least)
+
+
+def run_parts(
+    query: Query, name: str, wanted: Sequence[slice], run: Callable[[slice], Tensor | None], least: int = 1
+) -> Shaped[Tensor, "*any"]:
+    """The same for parts of different sizes, each a slice of the runs."""
+    done, total = 0, wanted[-1].stop if wanted else 0
     parts: list[Tensor] = []
     try:
         with torch.no_grad():
-            for start in range(0, total, size):
-                part = slice(start, min(start + size, total))
+            for part in wanted:
                 values = run(part)
                 if values is None:
                     break

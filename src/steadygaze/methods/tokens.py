@@ -52,12 +52,20 @@ def norms(query: Query, *, at: int = -1) -> Float[Tensor, "b h w"]:
 def pca(query: Query, *, at: int = -1, normalize: bool = True) -> Float[Tensor, "b h w"]:
     """First principal component of the patch tokens at layer `at`, negative at the image border."""
     x = _patches(query, at, "pca")
+    z = F.layer_norm(x, x.shape[-1:]) if normalize else x
+    return resize_map(first_component(z), query.grid).to(query.tokens.dtype)
+
+
+def first_component(x: Float[Tensor, "b h w d"], *, centered: bool = True) -> Float[Tensor, "b h w"]:
+    """Projection of the patches on their first principal direction, negative at the border of the grid.
+
+    Args:
+        centered: Whether the mean over patches is subtracted first.
+    """
     grid, z = x.shape[1:3], x.flatten(1, 2)
-    z = F.layer_norm(z, z.shape[-1:]) if normalize else z
-    u, s, _ = torch.linalg.svd(z - z.mean(1, keepdim=True), full_matrices=False)
+    u, s, _ = torch.linalg.svd(z - z.mean(1, keepdim=True) if centered else z, full_matrices=False)
     projection = (u[..., 0] * s[:, :1]).unflatten(1, tuple(grid))
     border = torch.ones(grid, dtype=torch.bool, device=x.device)
     border[1:-1, 1:-1] = False
     direction = (projection**3).sum((1, 2)) if border.all() else -projection[:, border].mean(1)
-    upright = torch.where(direction[:, None, None] < 0, -projection, projection)
-    return resize_map(upright, query.grid).to(query.tokens.dtype)
+    return torch.where(direction[:, None, None] < 0, -projection, projection)

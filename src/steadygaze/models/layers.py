@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -91,7 +91,15 @@ class Classifier(nn.Module):
 
 
 def small_vit(
-    size: int, patch: int, classes: int, *, width: int = 64, depth: int = 3, heads: int = 4, seed: int = 0
+    size: int,
+    patch: int,
+    classes: int,
+    *,
+    width: int = 64,
+    depth: int = 3,
+    heads: int = 4,
+    seed: int = 0,
+    pool: Literal["token", "avg"] = "token",
 ) -> nn.Module:
     """An untrained timm VisionTransformer for square images; its weights depend on `seed` alone."""
     from timm.models.vision_transformer import VisionTransformer
@@ -106,4 +114,5 @@ def small_vit(
             depth=depth,
             num_heads=heads,
             mlp_ratio=2,
+            global_pool=pool,
         )

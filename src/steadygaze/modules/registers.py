@@ -172,7 +172,6 @@ def check_takes_registers(vit: ViT) -> None:
         ),
         (plan.rotary, "its positions are rotary, and a register has none"),
         (plan.mixed and not inserted, "convolutions mix its patches on their grid"),
-        (plan.readout == "pool", "its head pools tokens by attention"),
         (plan.reads_layers, "its head reads several layers"),
     ):
         if is_so:

@@ -1,7 +1,7 @@
 """Questions about an image, each a classifier of images: a module whose forward(images) gives (B, C).
 
 A question is viewed by an adapter like any other model, so that explain, verify, stress, compare, the page
-and the command line take it. `ask` makes one of a model and words, `zero_shot` a classifier of class names.
+and the command line take it. `ask` and `zero_shot` (`loading/ask.py`) make one of a model and words.
 
 | module     | question                                                             |
 | text       | how similar is the image to this prompt? (CLIP, SigLIP, open_clip)   |
@@ -11,9 +11,8 @@ and the command line take it. `ask` makes one of a model and words, `zero_shot` 
 | detections | which class has the object in this box? (YOLOS)                      |
 """
 
-from steadygaze.questions.ask import ask
 from steadygaze.questions.detections import Detection
 from steadygaze.questions.regions import Region
-from steadygaze.questions.text import TEMPLATES, TextClassifier, zero_shot
+from steadygaze.questions.text import TEMPLATES, TextClassifier
 
-__all__ = ["TEMPLATES", "Detection", "Region", "TextClassifier", "ask", "zero_shot"]
+__all__ = ["TEMPLATES", "Detection", "Region", "TextClassifier"]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor, nn
 
-from steadygaze.data.images import read_image, to_rgb
 from steadygaze.errors import InputError
 from steadygaze.questions.text import with_module
 from steadygaze.target import Outputs
@@ -38,6 +36,8 @@ from steadygaze.vit.contexts import evaluation_mode, without_autocast
 from steadygaze.vit.outputs import model_output
 from steadygaze.vit.registry import register_adapter
 from steadygaze.vit.view import Layout, Plan, ViT
+
+Prepare = Callable[[Any], Float[Tensor, "n c h w"]]  # images as people have them -> as the model takes them
 
 
 class FeatureValue(nn.Module):
@@ -96,10 +96,10 @@ class FeatureTarget:
     """A quantity of features, as `similar_to`, `component` and `feature_norm` return it."""
 
     @abstractmethod
-    def quantity(self, model: Any) -> tuple[nn.Module, str]:
+    def quantity(self, model: Any, prepare: Prepare) -> tuple[nn.Module, str]:
         """Features (B, D) -> (B, 1), and the name of the quantity."""
 
-    def applied(self, model: Any) -> Any:
+    def applied(self, model: Any, prepare: Prepare) -> Any:
         """The model of this value: a module, or for a result of `load_model` a copy of that."""
         module = model.model if isinstance(model, ViT) else unwrapped(model)
         view = adapt(model)
@@ -110,7 +110,7 @@ class FeatureTarget:
                 "or a class of transformers without a head, such as Dinov2Model.",
                 option="target",
             )
-        quantity, name = self.quantity(model)
+        quantity, name = self.quantity(model, prepare)
         numbers = [tensor.double().cpu().numpy().tobytes() for tensor in quantity.buffers()]
         digest = hashlib.sha256(b"".join(numbers)).hexdigest()
         return with_module(model, FeatureValue(module, quantity, name), [type(self).__name__, digest])
@@ -122,8 +122,8 @@ class SimilarTo(FeatureTarget):
 
     other: Any
 
-    def quantity(self, model: Any) -> tuple[nn.Module, str]:
-        embedding = features_of(model, self.other, "similar_to")
+    def quantity(self, model: Any, prepare: Prepare) -> tuple[nn.Module, str]:
+        embedding = features_of(model, self.other, "similar_to", prepare)
         if len(embedding) != 1:
             raise InputError(
                 f"similar_to: expected one image or its features, got {len(embedding)}",
@@ -141,8 +141,8 @@ class Component(FeatureTarget):
     k: int
     images: Any
 
-    def quantity(self, model: Any) -> tuple[nn.Module, str]:
-        features = features_of(model, self.images, "component")
+    def quantity(self, model: Any, prepare: Prepare) -> tuple[nn.Module, str]:
+        features = features_of(model, self.images, "component", prepare)
         known = min(len(features) - 1, features.shape[1])
         if not isinstance(self.k, int) or isinstance(self.k, bool) or not 0 <= self.k < known:
             raise InputError(
@@ -161,7 +161,7 @@ class Component(FeatureTarget):
 class FeatureNorm(FeatureTarget):
     """See `feature_norm`."""
 
-    def quantity(self, model: Any) -> tuple[nn.Module, str]:
+    def quantity(self, model: Any, prepare: Prepare) -> tuple[nn.Module, str]:
         return _Norm(), "feature norm"
 
 
@@ -169,8 +169,8 @@ def similar_to(other: Any) -> SimilarTo:
     """Explain why an image is similar to another one: the cosine similarity of their features.
 
     Args:
-        other: The other image: preprocessed, (3, H, W) or (1, 3, H, W), or a path or PIL image, which the
-            preprocessing of `load_model` is applied to; or its features, (D,) or (1, D).
+        other: The other image: a path, a PIL image or an array (H, W, 3), preprocessed as the images of
+            `explain` are; or preprocessed, (3, H, W) or (1, 3, H, W); or its features, (D,) or (1, D).
 
     Returns:
         A target for `explain`, and for `ask(model, feature=...)`, whose result `verify` and the page take.
@@ -193,8 +193,8 @@ def component(k: int, images: Any) -> Component:
 
     Args:
         k: Number of the component, from 0, the one with the largest variance.
-        images: The images whose features are analyzed, at least k + 2: preprocessed, (N, 3, H, W), a list of
-            paths or PIL images, or their features (N, D).
+        images: The images whose features are analyzed, at least k + 2: a folder, a list of
+            paths or PIL images, a preprocessed tensor (N, 3, H, W), or their features (N, D).
 
     Returns:
         A target, used as that of `similar_to`. The entry of the direction with the largest magnitude is
@@ -226,7 +226,7 @@ def feature_norm() -> FeatureNorm:
 
 
 @torch.no_grad()
-def features_of(model: Any, images: Any, option: str) -> Float[Tensor, "n d"]:
+def features_of(model: Any, images: Any, option: str, prepare: Prepare) -> Float[Tensor, "n d"]:
     """Features (N, D) of images, or features that are given.
 
     Args:
@@ -240,7 +240,7 @@ def features_of(model: Any, images: Any, option: str) -> Float[Tensor, "n d"]:
     if is_features:
         pixels = torch.zeros(1, *vit.plan.input_size)
     else:
-        pixels = _prepared(model, given, option)
+        pixels = _prepared(given, option, prepare)
         vit.check(pixels)
     with without_autocast(module), evaluation_mode(module):
         features = model_output(module, pixels.to(parameter.device, parameter.dtype))
@@ -256,31 +256,13 @@ def features_of(model: Any, images: Any, option: str) -> Float[Tensor, "n d"]:
     return found.to(parameter.device, parameter.dtype)
 
 
-def _prepared(model: Any, images: Any, option: str) -> Float[Tensor, "n c h w"]:
-    """Images as the model takes them; paths, PIL images and arrays by the preprocessing of `load_model`."""
+def _prepared(images: Any, option: str, prepare: Prepare) -> Float[Tensor, "n c h w"]:
+    """Images as the model takes them."""
     if isinstance(images, Tensor):
         return images[None] if images.dim() == 3 else images
-    several = list(images) if isinstance(images, Sequence) and not isinstance(images, str) else [images]
-    if several and all(isinstance(image, Tensor) for image in several):
-        return torch.stack([image[0] if image.dim() == 4 else image for image in several])
-    preprocess = getattr(model, "preprocess", None)
-    kinds = (str, Path, Image.Image, np.ndarray)
-    if not several or not all(isinstance(image, kinds) for image in several):
-        raise InputError(
-            f"{option}: expected an image (a tensor, a path, a PIL image or an array) or features, got "
-            f"{type(several[0] if several else images).__name__}",
-            option=option,
-        )
-    if preprocess is None:
-        raise InputError(
-            f"{option}: how images of this {type(unwrapped(model)).__name__} are preprocessed is not known. "
-            "Give a preprocessed tensor (1, 3, H, W), or the model as sg.load_model(model) returns it.",
-            option=option,
-        )
-    return torch.stack([preprocess(_opened(image)) for image in several])
-
-
-def _opened(image: Any) -> Image.Image:
-    if isinstance(image, str | Path):
-        return read_image(Path(image))
-    return to_rgb(Image.fromarray(image) if isinstance(image, np.ndarray) else image)
+    if isinstance(images, list | tuple) and images and all(isinstance(image, Tensor) for image in images):
+        return torch.stack([image[0] if image.dim() == 4 else image for image in images])
+    try:
+        return prepare(images)
+    except InputError as error:
+        raise InputError(f"{option}: {error}", option=option) from error

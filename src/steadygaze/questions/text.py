@@ -330,32 +330,10 @@ def embedding_classifier(
     )
 
 
-def zero_shot(
-    model: Any, class_names: Sequence[str], templates: str | Sequence[str] = "photo", *, tokenizer: Any = None
+def competing_texts(
+    model: Any, class_names: Sequence[str], templates: str | Sequence[str], *, tokenizer: Any = None
 ) -> Any:
-    """Make a classifier of images from class names and a model that compares images with text.
-
-    Args:
-        model: CLIPModel, SiglipModel, Siglip2Model of transformers, a model of open_clip, or the result of
-            `load_model` with one.
-        class_names: A name or prompt for each class.
-        templates: A built-in set ("photo": "a photo of a {}.", "seven", "none": the names alone), a template
-            with {} where the class name goes, or several; their embeddings are averaged.
-        tokenizer: By default the model's own.
-
-    Returns:
-        A module, images (B, 3, H, W) -> logits (B, classes); for a result of `load_model`, a copy of that
-        with this module and these class names. It is accepted wherever a model is.
-
-    Raises:
-        InputError: If the model has no text tower, or names or templates are empty.
-
-    Examples:
-        ```python
-        classifier = sg.zero_shot(clip, ["dog", "cat"])
-        sg.explain(classifier, images, target="dog", score="log_odds")
-        ```
-    """
+    """The classifier that `zero_shot` returns."""
     names = list(class_names) if not isinstance(class_names, str) else [class_names]
     if not names or not all(isinstance(name, str) and name.strip() for name in names):
         raise InputError(
@@ -390,28 +368,10 @@ class TextClasses:
             check_class_names(self.class_names, module)
             return replace(loaded, class_names=self.class_names)
         if self.class_names:
-            return zero_shot(loaded, self.class_names, self.templates)
+            return competing_texts(loaded, self.class_names, self.templates)
         if len(self.texts) > 1:
-            return zero_shot(loaded, self.texts, "none")
+            return competing_texts(loaded, self.texts, "none")
         return with_module(loaded, text_classifier(loaded, self.texts), self.texts)
-
-
-def as_classifier(loaded: Any, words: Any) -> Any:
-    """A loaded model as a classifier: one that compares images with text needs words for its classes.
-
-    Args:
-        words: `TextClasses`, or a quantity of features such as `similar_to(image)`; None for none.
-    """
-    if words is not None:
-        return words.applied(loaded)
-    module = unwrapped(loaded)
-    if compares_text(module):
-        raise InputError(
-            f"{type(module).__name__} compares images with text and has no classes. Give class "
-            "names or texts: steadygaze.zero_shot(model, class_names) makes a classifier of it",
-            option="class_names",
-        )
-    return loaded
 
 
 def parse_templates(templates: str | Sequence[str]) -> tuple[str, ...]:

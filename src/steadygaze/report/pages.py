@@ -33,7 +33,7 @@ from steadygaze.quantity import plural
 from steadygaze.report import charts as svg
 from steadygaze.report.charts import LETTER, ticks
 from steadygaze.runs.card import Card
-from steadygaze.runs.ranking import Line, Section
+from steadygaze.runs.ranking import Line, Section, share_text
 from steadygaze.runs.request import CHANCE
 from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.samples import (
@@ -311,7 +311,7 @@ def _soft(name: str) -> Markup:
 
 def _part(section: Section, rows: Rows, baseline: str | None, images: bool) -> dict[str, Any]:
     """Collect what the template shows about one model on one data set."""
-    base = section.line(baseline) if baseline else section.lines[0]
+    base = section.line(baseline) if baseline else section.ranked[0]
     drawn = [line for line in section.lines if _start_of(line[0]) is None]
     ranks = {line: rank for rank, line in enumerate(drawn)}
     run = rows.runs[section.run]
@@ -321,7 +321,10 @@ def _part(section: Section, rows: Rows, baseline: str | None, images: bool) -> d
         "headings": [(q.title, q.better, q.direction_text) for q in map(section.quantity, section.shown)],
         "has_chance": any(method.partition(":")[0] == CHANCE for method, _ in section.lines),
         "lines": _ranking(section, base, ranks),
-        "best": _called(section.lines[0], section),
+        "best": _called(section.ranked[0], section),
+        "top": section.cells.get((section.shown[0], section.ranked[0])),
+        "metric": section.shown[0],
+        "has_share": section.ceiling is not None and section.chance is not None,
         "base": _called(base, section),
         "first": section.quantity(section.shown[0]).title,
         "caution": f"{small_sample_note(len(section.names))} {section.omission}".strip(),
@@ -339,7 +342,7 @@ def _part(section: Section, rows: Rows, baseline: str | None, images: bool) -> d
 
 def _count(section: Section) -> str:
     """Count the methods, and the rows if methods come with several scores."""
-    count, lines = len({method for method, _ in section.lines}), len(section.lines)
+    count, lines = len({method for method, _ in section.ranked}), len(section.ranked)
     methods = plural(count, "attribution method")
     return f"{methods} ({lines} with their scores)" if lines > count else methods
 
@@ -381,6 +384,9 @@ def _ranking(section: Section, base: Line, ranks: dict[Line, int]) -> list[dict[
                 "flagged": len(section.flags.get(line, ())),
                 "base": line == base,
                 "chance": line[0].partition(":")[0] == CHANCE,
+                "ceiling": line == section.ceiling,
+                "share": section.share(section.shown[0], line),
+                "share_text": share_text(section.share(section.shown[0], line)),
                 "metric": section.shown[0],
             }
         )
@@ -396,7 +402,7 @@ def _curves(section: Section, ranks: dict[Line, int]) -> list[Figure]:
             continue
         series = []
         for line, rank in ranks.items():
-            curve = section.curve(metric, line) if (metric, line) in section.table else None
+            curve = section.curve(metric, line) if section.has(metric, line) else None
             if curve is not None:
                 series.append(ChartLine(_called(line, section), across, curve.tolist(), rank))
         if series and len(across) > 1:

@@ -482,6 +482,8 @@ def resized(
 def concatenate(parts: Sequence[Attribution]) -> Attribution:
     """Join attributions of different images by one method into one."""
     first = parts[0]
+    if len(parts) == 1:
+        return first
 
     def joined(name: str) -> Tensor | None:
         tensors = [tensor for part in parts if (tensor := getattr(part, name)) is not None]

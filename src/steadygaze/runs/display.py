@@ -46,6 +46,9 @@ def rows_html(rows: Rows) -> str:
 
 
 def _section_html(section: Section) -> str:
+    from steadygaze.runs.ranking import SHARE, share_text
+
+    with_share = section.ceiling is not None and section.chance is not None
     shown = [section.quantity(metric) for metric in section.shown]
     lines = []
     for method, score in section.first_lines(MOST_LINES):
@@ -56,8 +59,10 @@ def _section_html(section: Section) -> str:
             else f"{one.text(cell.value)} [{one.text(cell.low)}, {one.text(cell.high)}]"
             for cell, one in zip(cells, shown, strict=True)
         ]
+        texts += [share_text(section.share(section.shown[0], (method, score)))] if with_share else []
         lines.append([method, score, *texts])
     heads = ["method", "score", *(f"{one.title}{one.arrow}" for one in shown)]
+    heads += [SHARE] if with_share else []
     images = plural(len(section.table), "image")
     made = table(
         heads,

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from steadygaze.errors import InputError, MethodUnavailableError, UnknownNameError
+from steadygaze.faithfulness.hiding import HIDES
 from steadygaze.faithfulness.inputs import RATIOS
-from steadygaze.faithfulness.metric import METRICS, check_outputs, metric
+from steadygaze.faithfulness.metric import METRICS, check_outputs, check_truth, metric
 from steadygaze.faithfulness.perturbation import FILLS
 from steadygaze.faithfulness.removal import checked_ratios
 from steadygaze.methods.explain import plan_passes
+from steadygaze.methods.greedy import BY
 from steadygaze.methods.registry import (
     AGGREGATORS,
     Method,
@@ -26,8 +28,9 @@ from steadygaze.methods.registry import (
 from steadygaze.methods.registry import (
     method as make_method,
 )
+from steadygaze.methods.search import check_budget
 from steadygaze.results.map_files import MapSource, StoredMethod
-from steadygaze.runs.request import CHANCE, DEFAULT_METRICS
+from steadygaze.runs.request import CHANCE, DEFAULT_METRICS, SEARCHED
 from steadygaze.runs.rows import RowKey
 from steadygaze.target import check_score, default_score
 from steadygaze.vit.view import ViT
@@ -82,7 +85,8 @@ class Plan:
     i.
 
     Attributes:
-        fill: What positive_perturbation and negative_perturbation fill pixels with.
+        fill: What positive_perturbation and negative_perturbation fill pixels with, and hide="paint".
+        hide: How metrics of token removal hide patches.
         own_scores: Every method explains its own default score, so that one call serves all.
     """
 
@@ -91,6 +95,7 @@ class Plan:
     ratios: tuple[float, ...]
     seed: int = 0
     fill: str = "zero"
+    hide: str = "remove"
     own_scores: bool = False
 
     @cached_property
@@ -166,7 +171,10 @@ class Plan:
     @property
     def painting(self) -> list[str]:
         """The metrics that paint pixels black, so that the normalization must be known."""
-        return [name for name in self.metrics if METRICS[name].uses_fill and self.fill == "zero"]
+        paints = {name: METRICS[name].uses_fill for name in self.metrics}
+        if self.hide == "paint":
+            paints |= {name: True for name in self.metrics if METRICS[name].hides_patches}
+        return [name for name in self.metrics if paints[name] and self.fill == "zero"]
 
     @property
     def needs_masks(self) -> list[str]:
@@ -183,37 +191,49 @@ def make_plan(
     seed: int,
     start_layers: Sequence[int] | None = None,
     fill: str = "zero",
+    hide: str = "remove",
     maps: MapSource | None = None,
     random: bool = False,
+    ceiling: int | None = None,
 ) -> Plan:
     """Check every name, and that every method supports the model, before anything is computed.
 
     Args:
         maps: Maps that are measured besides those of `methods`.
         random: Also measure the chance level, unless it is among the methods.
+        ceiling: Also search orders by removal, with this budget each.
     """
     chosen = choose(vit, methods) if methods or maps is None else []
     if start_layers is not None:
         chosen = [started for method in chosen for started in with_start_layers(method, start_layers)]
     if random and all(method.base.name != CHANCE for method in chosen):
         chosen.append(parse_method(CHANCE))
+    if ceiling is not None:
+        if vit.plan.outputs == "values":
+            raise InputError("ceiling: expected a classifier, got a model that gives values (regression)")
+        check_budget("ceiling", ceiling)
+        searched = [make_method(SEARCHED, by=by, budget=ceiling) for by in BY if by != "both"]
+        chosen += [method for method in searched if method.name not in {known.name for known in chosen}]
     outputs = vit.plan.outputs
     for score in scores or ():
         check_score(score, outputs)
     if fill not in FILLS:
         raise UnknownNameError("fill", fill, FILLS)
+    if hide not in HIDES:
+        raise UnknownNameError("way to hide patches", hide, HIDES)
     if outputs == "values" and tuple(metrics) == DEFAULT_METRICS:
         metrics = DEFAULT_VALUE_METRICS
     names = tuple(dict.fromkeys(metric(name).name for name in metrics))
     if not names:
         raise InputError("metrics: expected at least one, got none")
     check_outputs(map(metric, names), outputs)
+    check_truth(map(metric, names), vit.model)
     stored = () if maps is None else tuple(Column(StoredMethod(n, maps), n.score) for n in maps.names)
     repeating = [name for name in names if METRICS[name].needs_explain]
     if stored and repeating:
         raise InputError(
-            f"{', '.join(repeating)}: the methods are run again on other weights or classes, which is not "
-            "possible for maps that are given. Leave these metrics out, or measure methods by name.",
+            f"{', '.join(repeating)}: the methods are run again on other weights, classes or images, which "
+            "is not possible for maps that are given. Leave these metrics out, or measure methods by name.",
             option="metrics",
         )
     if scores:
@@ -222,7 +242,7 @@ def make_plan(
         columns = tuple(Column(m, default_score(m.score, outputs)) for m in chosen)
     columns = _without_aliases(columns)
     columns = (*columns, *stored)
-    return Plan(columns, names, checked_ratios(ratios or RATIOS), seed, fill, own_scores=not scores)
+    return Plan(columns, names, checked_ratios(ratios or RATIOS), seed, fill, hide, not scores)
 
 
 def _without_aliases(columns: Sequence[Column]) -> tuple[Column, ...]:

@@ -5,6 +5,10 @@ Runs share a section if they were measured with the same settings on the same im
 methods, scores, metrics and in how many images of one data set were used. Numbers for another class, at other
 ratios, with another fill, seed or preprocessing, or of other images in a folder of the same name are another
 section.
+
+Where orders were searched (two or more methods `greedy:...`), a line `ceiling` has for each image and metric
+of removal the best value that any of them reaches, and for the mean of the removal scores the best mean. A
+score as a share of what can be reached is (score − chance) / (ceiling − chance).
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from steadygaze.errors import InputError
 from steadygaze.faithfulness.metric import METRICS, in_table_order
 from steadygaze.quantity import Quantity, plural
 from steadygaze.quantity import mean as plain_mean
-from steadygaze.runs.request import CHANCE
+from steadygaze.runs.request import CEILING, CHANCE, SEARCHED
 from steadygaze.runs.rows import Columns, Groups
 from steadygaze.runs.settings import NOT_COMBINED, quantity_of_record
 from steadygaze.runs.statistics import (
@@ -124,6 +128,9 @@ OVERALL = Quantity(
 )
 
 
+SHARE = "share of the ceiling"
+
+
 class Section:
     """Everything that was measured for one model (identified by its weights) on one data set.
 
@@ -207,14 +214,51 @@ class Section:
         def key(line: Line) -> tuple[bool, bool, float]:
             columns = [(name, line) for name in needed if (name, line) in self.table]
             mean = np.mean([self.table.mean(column) for column in columns]) if columns else np.nan
-            return line[0] == CHANCE, not np.isnan(mean), sign * float(np.nan_to_num(mean))
+            kept = line[0] == CHANCE or line == self.ceiling
+            return kept, not np.isnan(mean), sign * float(np.nan_to_num(mean))
 
         best = set(sorted(measured, key=key, reverse=True)[:MAX_LINES])
         return [line for line in measured if line in best]
 
     @cached_property
     def _measured(self) -> list[Line]:
-        return list(dict.fromkeys(line for _, line in self.table.columns))
+        lines = list(dict.fromkeys(line for _, line in self.table.columns))
+        return lines if self.ceiling is None else [*lines, self.ceiling]
+
+    @cached_property
+    def searched(self) -> list[Line]:
+        """The orders that were searched by removal."""
+        lines = dict.fromkeys(line for metric, line in self.table.columns if metric in self.removal)
+        return [line for line in lines if line[0].partition(":")[0] == SEARCHED]
+
+    @property
+    def ceiling(self) -> Line | None:
+        """The line of the best that the searched orders reach; None unless there are several."""
+        return (CEILING, self.searched[0][1]) if len(self.searched) > 1 else None
+
+    @property
+    def chance(self) -> Line | None:
+        """The line of the chance level, if it was measured."""
+        return next((line for line in self.lines if line[0] == CHANCE), None)
+
+    @property
+    def ranked(self) -> list[Line]:
+        """Every method with its score, the best first, without the line of the ceiling."""
+        return [line for line in self.lines if line != self.ceiling]
+
+    def share(self, metric: str, line: Line) -> float | None:
+        """(score − chance) / (ceiling − chance), of a metric of removal or their mean."""
+        keys = [(metric, known) for known in (line, self.chance, self.ceiling) if known is not None]
+        if len(keys) < 3 or any(key not in self.cells for key in keys):
+            return None
+        score, chance, ceiling = (self.cells[key].value for key in keys)
+        return (score - chance) / (ceiling - chance) if ceiling != chance else None
+
+    def has(self, metric: str, line: Line) -> bool:
+        """Whether a line has values of a metric that was measured."""
+        if line == self.ceiling:
+            return metric in self.removal and all((metric, one) in self.table for one in self.searched)
+        return (metric, line) in self.table
 
     @property
     def omission(self) -> str:
@@ -233,17 +277,26 @@ class Section:
     def lines_of(self, metric: str) -> list[Line]:
         """The lines that have values of a metric."""
         needed = self.removal if metric == OVERALL.name else [metric]
-        return [line for line in self.all_lines if all((name, line) in self.table for name in needed)]
+        return [line for line in self.all_lines if all(self.has(name, line) for name in needed)]
 
     def array(self, metric: str, line: Line) -> np.ndarray:
         """The value of every image of the section, NaN where there is none."""
+        if line == self.ceiling:
+            return np.max([self.array(metric, one) for one in self.searched], axis=0)
         if metric == OVERALL.name:
             return np.mean([self.array(name, line) for name in self.removal], axis=0)
         return self.table.array((metric, line))
 
     def detail(self, metric: str, line: Line) -> np.ndarray | None:
         """(images, numbers) behind the values, NaN where there are none."""
-        return self.table.detail((metric, line))
+        if line != self.ceiling:
+            return self.table.detail((metric, line))
+        details = [self.detail(metric, one) for one in self.searched]
+        known = [detail for detail in details if detail is not None]
+        if len(known) < len(details):
+            return None
+        values = np.stack([self.array(metric, one) for one in self.searched])
+        return np.stack(known)[np.nan_to_num(values, nan=-np.inf).argmax(0), np.arange(values.shape[1])]
 
     def curve(self, metric: str, line: Line) -> np.ndarray | None:
         """The mean curve over the ratios, as it was measured."""
@@ -317,13 +370,15 @@ class Section:
         return sorted(self.all_lines, key=key)
 
     def best(self, metric: str) -> Line | None:
-        """The best line; None where neither direction is better."""
+        """The best method; None where neither direction is better."""
         sign = self.quantity(metric).sign
         if not sign:
             return None
-        values = {line: self.cells[metric, line].value for line in self.lines if (metric, line) in self.cells}
+        values = {
+            line: self.cells[metric, line].value for line in self.ranked if (metric, line) in self.cells
+        }
         defined = [line for line, value in values.items() if not np.isnan(value)]
-        return max(defined, key=lambda line: sign * values[line]) if defined else self.lines[0]
+        return max(defined, key=lambda line: sign * values[line]) if defined else self.ranked[0]
 
     def versus(self, baseline: Line | str, metric: str | None = None) -> dict[Line, Cell]:
         """Each line minus the baseline over the images that both have, paired: an interval without 0 is a
@@ -434,6 +489,7 @@ class Table:
                     cell = section.cells.get((metric, line))
                     if cell is None:
                         continue
+                    share = section.share(metric, line)
                     yield {
                         "model": section.model,
                         "weights": section.weights,
@@ -449,6 +505,7 @@ class Table:
                         "better": section.quantity(metric).better,
                         "note": cell.note,
                         "variant": section.variant,
+                        **({} if section.ceiling is None else {"share": share}),
                     }
 
     def to_pandas(self) -> pd.DataFrame:
@@ -468,19 +525,22 @@ class Table:
         for section in self.sections:
             best = {metric: section.best(metric) for metric in section.shown}
             shown = [section.quantity(metric) for metric in section.shown]
-            heads = " | ".join(markdown_text(f"{q.title}{q.arrow}") for q in shown)
+            heads = [markdown_text(f"{q.title}{q.arrow}") for q in shown]
+            with_share = section.ceiling is not None and section.chance is not None
+            heads += [SHARE] if with_share else []
             images = plural(len(section.table), "image")
             title, weights = markdown_text(section.title), markdown_text(section.weights)
             lines = [
                 f"**{title}** ({weights}), {images}; 95 % intervals",
                 "",
-                f"| method | score | {heads} |",
-                f"| --- | --- |{' ---: |' * len(shown)}",
+                f"| method | score | {' | '.join(heads)} |",
+                f"| --- | --- |{' ---: |' * len(heads)}",
             ]
             for line in section.lines:
                 cells = [
                     _cell_text(section.cells.get((q.name, line)), q, best[q.name] == line) for q in shown
                 ]
+                cells += [share_text(section.share(section.shown[0], line))] if with_share else []
                 names = " | ".join(markdown_text(name) for name in line)
                 lines.append(f"| {names} | {' | '.join(cells)} |")
             uncombined = [metric for metric in section.shown if section.notes.get(metric) == NOT_COMBINED]
@@ -498,3 +558,11 @@ def _cell_text(cell: Cell | None, shown: Quantity, bold: bool) -> str:
         return ""
     value = shown.text(cell.value)
     return f"{f'**{value}**' if bold else value} [{shown.text(cell.low)}, {shown.text(cell.high)}]"
+
+
+def share_text(share: float | None) -> str:
+    """
+    >>> share_text(0.857), share_text(None)
+    ('86 %', '')
+    """
+    return "" if share is None else f"{100 * share:.0f} %"

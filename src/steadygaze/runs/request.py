@@ -15,7 +15,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from steadygaze.errors import InputError
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.methods.registry import DEFAULT, Method
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 METHODS, SUITES, OUTPUT = "Methods and metrics", "Suites", "Output"  # groups of options in --help
 CHANCE = "random"  # the method whose numbers are the chance level
+CEILING, SEARCHED = "ceiling", "greedy"  # the line of the best values of searched orders; their method
 DEFAULT_METRICS = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
+VERIFY_SUITES = ("ground_truth", "mosaics")
 TOO_LARGE = 2**63  # generators of torch take seeds of 64 bits
 
 
@@ -189,13 +191,13 @@ class Request:
 
     def __post_init__(self) -> None:
         from steadygaze.data.stream_spec import parse_data
-        from steadygaze.questions.text import as_classifier
+        from steadygaze.loading.ask import as_classifier
         from steadygaze.runs.shards import parse_shard
 
         self._set(data=parse_data(self.data), shard=parse_shard(self.shard))
         paths = {name: getattr(self, name) for name in ("out", "masks", "checkpoint")}
         self._set(**{name: Path(path) for name, path in paths.items() if path is not None})
-        if not isinstance(self.model, str) and self.words is None:
+        if self.model is not None and not isinstance(self.model, str) and self.words is None:
             as_classifier(self.model, None)  # raises an error if its classes are not known
         check_counts(
             limit=self.limit, batch_size=self.batch_size, num_workers=self.num_workers, seed=self.seed
@@ -244,9 +246,9 @@ class Request:
         """The model, on its device: the requested one, this process's own, or a GPU if there is one."""
         import torch
 
+        from steadygaze.loading.ask import as_classifier
         from steadygaze.loading.load import load_model
         from steadygaze.loading.loaded import LoadedModel
-        from steadygaze.questions.text import as_classifier
 
         if isinstance(self.model, LoadedModel):
             return as_classifier(self.model, self.words)
@@ -304,8 +306,41 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyRequest(Request):
-    """What `verify` is given; after it is made, `methods`, `metrics` and `score` are lists or None."""
+    """What `verify` is given; after it is made, `methods`, `metrics` and `score` are lists or None.
 
+    A suite has models and images of its own.
+    """
+
+    model: Model = shared(
+        "OptionalModel",
+        None,
+        "A model, a view, the result of `load_model`, or a name for it; a folder needs one of the last two, "
+        "which know how images are preprocessed.",
+    )
+    data: Data | None = shared(
+        "OptionalData",
+        None,
+        'A folder of labeled images or its index.csv; a stream "wds:..." or "hf:..." (see docs/data.md); or '
+        "batches (images, labels) or (images, labels, masks), a `DataLoader` of such batches, or a "
+        "`Dataset`: images (B, 3, H, W) normalized for the model, labels (B,), masks (B, H, W) with 255 "
+        'object, 128 border, 0 background, or booleans. Images in memory are called "0", "1", ... in order.',
+    )
+    suite: str | None = option(
+        None,
+        "ground_truth, instead of a model and data: small ViTs with hand-set weights whose true patch "
+        "importance is known exactly; takes seconds. mosaics: do maps find the class among four images of "
+        "the data folder? Neither needs an output folder.",
+        python='"ground_truth", instead of `model` and `data`: small ViTs with hand-set weights whose true '
+        'patch importance is known exactly (docs/evidence/ground_truth.md). "mosaics": mosaics of images '
+        "of the folder `data` that the model classifies correctly, measured by focus and grid_pointing. "
+        "`limit` is the number of images of each task, or of mosaics of each kind.",
+        metavar="NAME",
+    )
+    out: Path | None = shared(
+        "OptionalOut",
+        None,
+        "Output folder; rows are written as they are computed, and the same call resumes an interrupted run.",
+    )
     methods: Sequence[str | Method] = option(
         None,
         "Attribution methods, {METHOD_SYNTAX}. all: every method the model supports; quick: all but the "
@@ -323,6 +358,15 @@ class VerifyRequest(Request):
         "given, unless a run without it is resumed there.",
         type=bool | None,
         flags=("--random/--no-random",),
+    )
+    ceiling: int | None = option(
+        None,
+        "Also search for orders of the patches with high removal scores: the row ceiling. Three searches "
+        "(greedy) of this many forward passes each for every image; 2000 is usual. Default: no search.",
+        python="Also search for orders of the patches with high removal scores, whose best values are the "
+        "row `ceiling` of the table: three searches (method `greedy`) of this many forward passes each for "
+        "every image. None: no search.",
+        metavar="PASSES",
     )
     metrics: Sequence[str] = shared(
         "Metrics", DEFAULT_METRICS, "Names of `sg.list_metrics()`.", split="names"
@@ -356,8 +400,15 @@ class VerifyRequest(Request):
     )
     fill: str = option(
         "zero",
-        "Pixel values of removed patches in positive_perturbation and negative_perturbation: zero (black), "
-        "mean, blur or noise.",
+        "Pixel values of hidden patches in positive_perturbation, negative_perturbation and --hide paint: "
+        "zero (black), mean, blur or noise.",
+        type=str,
+    )
+    hide: str = option(
+        "remove",
+        "How metrics of token removal hide patches: remove their tokens, or paint their pixels with --fill.",
+        python='How metrics of token removal hide patches: "remove" their tokens, or "paint" their pixels '
+        "with `fill`.",
         type=str,
     )
     calibration: Path | None = shared(
@@ -388,6 +439,13 @@ class VerifyRequest(Request):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.suite is not None and self.suite not in VERIFY_SUITES:
+            raise UnknownNameError("suite of verify", self.suite, VERIFY_SUITES)
+        has_own = self.suite == "ground_truth"
+        for name, value in (("model", self.model), ("data", self.data)):
+            if (value is None) != has_own:
+                wanted = "none beside this suite" if has_own else "one, or suite='ground_truth'"
+                raise InputError(f"{name}: expected {wanted}, got {'none' if value is None else value!r}")
         methods: Any = self.methods
         if methods is None:
             methods = () if self.maps is not None else (DEFAULT,)
@@ -411,6 +469,8 @@ class VerifyRequest(Request):
         """Whether the chance level is added by default: to a new folder, and to a resumed run that has it."""
         from steadygaze.runs.rows import read_run
 
+        if self.suite is not None:
+            return True
         if self.out is None:
             return False
         if not (self.out / "run.json").is_file():

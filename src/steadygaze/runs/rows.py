@@ -635,6 +635,12 @@ class Rows:
         return VIEWS["cards"](self, repeats=repeats, seed=seed)
 
 
+def joined(parts: Sequence[Rows]) -> Rows:
+    """The rows of several runs as one result; in memory, with the settings of the first."""
+    folders = [folder for part in parts for folder in part.folders]
+    return Rows.read(*folders) if folders else Rows(parts[0].runs, [row for part in parts for row in part])
+
+
 def _shards_of_one_run(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
     sharded = all(run["about"].get("shards", 1) > 1 for run in (one, two))
     return bool(sharded and one["settings"] == two["settings"])

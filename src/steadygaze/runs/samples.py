@@ -178,10 +178,11 @@ def store_map_samples(
 
 def leading_columns(section: Section, columns: Sequence[Column]) -> list[Column]:
     """The best column and the next one of another method (not the same with other options or another
-    score).
+    score). Orders that were searched are left out: drawing them would search again.
     """
     by_line = {(column.method.name, column.score): column for column in columns}
-    ranked = [by_line[line] for line in section.lines if line in by_line]
+    drawn = (line for line in section.lines if line not in section.searched)
+    ranked = [by_line[line] for line in drawn if line in by_line]
     if not ranked:
         return []
     others = [column for column in ranked[1:] if _family(column) != _family(ranked[0])]

@@ -212,6 +212,7 @@ class _BatchRows:
             seed=plan.seed,
             ratios=plan.ratios,
             fill=plan.fill,
+            hide=plan.hide,
             explain=explain_again,
             forward=self.forward,
             unattributed=_stacked([found.unattributed for found in maps.values()]),
@@ -429,6 +430,14 @@ def run_verify(
     pace: Pace | None = None,
 ) -> Rows:
     """Execute a run. Rows go into `request.out`; those that are there already are not computed again."""
+    if request.suite == "ground_truth":
+        from steadygaze.runs.ground_truth import run_ground_truth
+
+        return run_ground_truth(request, run_verify, on_progress)
+    if request.suite == "mosaics":
+        from steadygaze.runs.mosaics import run_mosaics
+
+        return run_mosaics(request, run_verify, on_progress)
     ready = prepared or prepare_verify(request, (world or World()).of_shard(request.shard))
     return replace(ready, request=request).run(world, on_progress, pace)
 
@@ -443,8 +452,10 @@ def _plan(request: VerifyRequest, vit: ViT) -> Plan:
         request.seed,
         parse_start_layers(request.start_layers, vit),
         request.fill,
+        request.hide,
         None if request.maps is None else open_maps(request.maps),
         request.random,
+        request.ceiling,
     )
 
 
@@ -585,6 +596,7 @@ def _settings(plan: Plan, identity: dict[str, str], described: dict[str, Any]) -
         "seed": plan.seed,
         **({"maps": plan.stored[0].source.digest} if plan.stored else {}),
         **({} if plan.fill == "zero" else {"fill": plan.fill}),
+        **({} if plan.hide == "remove" else {"hide": plan.hide}),
         "versions": {"steadygaze": __version__, **versions()},
     }
 
@@ -654,8 +666,8 @@ def _target_function(target: str | int | Tensor, source: Source) -> TargetOf:
 
 @documented(VerifyRequest)
 def verify(
-    model: nn.Module | ViT | LoadedModel | str,
-    data: Data,
+    model: nn.Module | ViT | LoadedModel | str | None = None,
+    data: Data | None = None,
     methods: str | Method | Sequence[str | Method] | None = None,
     metrics: str | Sequence[str] = DEFAULT_METRICS,
     *,
@@ -678,10 +690,13 @@ def verify(
         >>> rows = verify(load_model("embedded"), [batch], methods=["gae", "random"], metrics="deletion_aopc")
         >>> sorted((row["method"], row["image"]) for row in rows)
         [('gae', '0'), ('gae', '1'), ('random', '0'), ('random', '1')]
+        >>> rows = verify(suite="ground_truth", methods="gaze_removal", limit=1)  # the truth is known
+        >>> sorted({row["metric"] for row in rows})
+        ['distractor_share', 'importance_correlation', 'importance_rank']
     """
     names = [field.name for field, _ in options_of(VerifyRequest)]
     for name in options:
         if name not in names:
             raise UnknownNameError("option of verify", name, names)
-    arguments: dict[str, Any] = {"methods": methods, "metrics": metrics, **options}
-    return run_verify(VerifyRequest(model=model, data=data, **arguments), on_progress=on_progress)
+    arguments: dict[str, Any] = {"model": model, "methods": methods, "metrics": metrics, **options}
+    return run_verify(VerifyRequest(data=data, **arguments), on_progress=on_progress)

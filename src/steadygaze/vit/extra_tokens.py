@@ -76,4 +76,5 @@ def with_extra_tokens(plan: Plan, count: int) -> Plan:
         blocks=[{**block, "call": quiet(block["call"])} for block in plan.blocks],
         head=plan.head if isinstance(plan.head, Headless) else head,
         prefix=prefix + count,
+        added=count,
     )

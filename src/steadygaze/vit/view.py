@@ -191,6 +191,7 @@ class Plan:
         None  # the last block's output; None as in `Block`
     )
     outputs: Outputs = "classes"  # what the head gives; see `steadygaze.target`
+    added: int = 0  # tokens at the end of the prefix that a module added and that the head does not get
     main_value: int | None = None  # of several values, the one that is explained if no other is named
     checked: bool = False  # made of a view that was checked already
 

@@ -1,4 +1,4 @@
-"""From a question in words, or about a region, to a classifier of images: `ask`.
+"""From a model and a question to a classifier of images: `ask` and `zero_shot`.
 
 `pose` does the same for a text, a `Region`, a `Detection` or a quantity of features that is given to
 `explain` as its target.
@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from steadygaze.data.images import any_image
 from steadygaze.errors import InputError, UnsupportedModelError
+from steadygaze.loading.inputs import prepare_inputs, resolved
 from steadygaze.questions.detections import Detection, QueryClassifier, detection_query, detects
 from steadygaze.questions.features import FeatureTarget
 from steadygaze.questions.generation import answer_model, generates
@@ -28,6 +30,8 @@ from steadygaze.questions.regions import (
     scores_of,
 )
 from steadygaze.questions.text import (
+    TextClasses,
+    competing_texts,
     embedding_classifier,
     find_processor,
     find_tokenizer,
@@ -41,6 +45,7 @@ from steadygaze.vit.contexts import evaluation_mode, without_autocast
 from steadygaze.vit.outputs import compares_text
 from steadygaze.vit.view import ViT
 
+Transform = Callable[[Image.Image], Tensor]
 PLACEHOLDER = "LABEL_0"  # what transformers calls a class without a name
 
 
@@ -58,19 +63,19 @@ def display_names(model: Any, count: int | None = None) -> tuple[str, ...] | Non
 
 
 def region_question(
-    model: Any, images: Any, target: Any
+    model: Any, images: Any, target: Any, transform: Transform | None = None
 ) -> tuple[RegionClassifier | QueryClassifier, int | None]:
     """The classifier of the region, and the class of its label; None: the predicted one."""
     module = model.model if isinstance(model, ViT) else unwrapped(model)
     names = getattr(model, "class_names", None)
     if isinstance(target, Detection):
-        if images is not None and not isinstance(images, Tensor) and hasattr(model, "preprocess"):
-            images = model.preprocess(any_image(images))[None].to(next(module.parameters()).device)
+        if images is not None and not isinstance(images, Tensor):
+            images = prepare_inputs(model, images, transform).images
         if not isinstance(images, Tensor) or images.dim() != 4 or len(images) != 1:
             got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
             raise InputError(
-                f"Detection: expected the image it is in, a tensor (1, 3, H, W), or with the result of "
-                f"load_model a path or a PIL image, got {got}"
+                f"Detection: expected the image it is in, a path, a PIL image, or a tensor "
+                f"(1, 3, H, W), got {got}"
             )
         return detection_query(module, images, target, names)
     if not isinstance(target, Region):
@@ -177,13 +182,15 @@ def ask(
     feature: FeatureTarget | None = None,
     image: Any = None,
     processor: Any = None,
+    transform: Transform | None = None,
 ) -> Any:
     """Pose a question to a model: a classifier of images, accepted wherever a model is.
 
     Give one of text, text_embeddings, question, prompt, region and feature.
 
     Args:
-        model: A module, or the result of `load_model`.
+        model: A name or folder for `load_model`, a module, the result of `load_model`, or an object of
+            `transformers.pipeline`.
         text: A prompt or several, for a model with a text tower (CLIP, SigLIP, open_clip). The outputs are
             their similarities with the image, each on its own; `zero_shot` makes classes that compete.
         text_embeddings: Texts that are embedded already, (K, D), for an image tower.
@@ -200,13 +207,14 @@ def ask(
         image: What prompt or region are about: a path, a PIL image, a numpy array (H, W, 3) of uint8, or a
             preprocessed tensor (B, 3, H, W). With a prompt, a tensor is as the model's processor prepares it,
             and the question keeps the image as `prepared`, (B, 3, H, W). With a detection, a tensor is (1, 3,
-            H, W), and other kinds need the result of `load_model`. With a region, a tensor tells the size, if
-            that is not the model's own.
+            H, W). With a region, a tensor tells the size, if that is not the model's own.
         processor: Processor of a model that generates text; by default the model's own.
+        transform: From a PIL image to a tensor (3, H, W), for the image of a detection and the images of a
+            feature, if the model does not state its own preprocessing.
 
     Returns:
-        A module, images (B, 3, H, W) -> (B, C), with `class_names`; for a result of `load_model`, a copy of
-        that with the module in it.
+        A module, images (B, 3, H, W) -> (B, C), with `class_names`; for a name or a result of `load_model`, a
+        copy of what `load_model` returns, with the module in it.
 
     Raises:
         InputError: If none or several questions are given, or one is not complete.
@@ -214,8 +222,8 @@ def ask(
 
     Examples:
         ```python
-        asked = sg.ask(clip, text=["a dog", "a cat"])
-        sg.explain(asked, images, target="a dog")
+        asked = sg.ask("openai/clip-vit-base-patch32", text=["a dog", "a cat"])
+        sg.explain(asked, "dog.jpg", target="a dog")
         ```
     """
     questions = {
@@ -234,11 +242,12 @@ def ask(
                 f"feature: expected sg.similar_to(image), sg.component(k, images) or sg.feature_norm(), got "
                 f"{feature!r:.80}"
             )
-        return feature.applied(model)
+        return _feature_question(resolved(model), feature, transform)
+    model = resolved(model)
     module, name = unwrapped(model), getattr(model, "name", "")
     own_tokenizer = getattr(model, "tokenizer", None)
     if region is not None:
-        classifier, _ = region_question(model, image, region)
+        classifier, _ = region_question(model, image, region, transform)
         if isinstance(classifier, QueryClassifier):
             return with_module(model, classifier, [f"query {classifier.query}"])
         pixels = classifier.mask.cpu().numpy()
@@ -267,13 +276,67 @@ def ask(
     return with_module(model, text_classifier(model, prompts, tokenizer=tokenizer), prompts)
 
 
-def pose(model: Any, images: Any, target: Any) -> tuple[Any, Any]:
-    """The classifier and the target that `explain` works with: texts and regions become classes."""
+def zero_shot(
+    model: Any, class_names: Sequence[str], templates: str | Sequence[str] = "photo", *, tokenizer: Any = None
+) -> Any:
+    """Make a classifier of images from class names and a model that compares images with text.
+
+    Args:
+        model: CLIPModel, SiglipModel, Siglip2Model of transformers, a model of open_clip, the name or folder
+            of one, or the result of `load_model` with one.
+        class_names: A name or prompt for each class.
+        templates: A built-in set ("photo": "a photo of a {}.", "seven", "none": the names alone), a template
+            with {} where the class name goes, or several; their embeddings are averaged.
+        tokenizer: By default the model's own.
+
+    Returns:
+        A module, images (B, 3, H, W) -> logits (B, classes); for a name or a result of `load_model`, a copy
+        of what `load_model` returns, with this module and these class names. It is accepted wherever a model
+        is.
+
+    Raises:
+        InputError: If the model has no text tower, or names or templates are empty.
+
+    Examples:
+        ```python
+        classifier = sg.zero_shot("openai/clip-vit-base-patch32", ["dog", "cat"])
+        sg.explain(classifier, "dog.jpg", target="dog", score="log_odds")
+        ```
+    """
+    return competing_texts(resolved(model), class_names, templates, tokenizer=tokenizer)
+
+
+def as_classifier(loaded: Any, words: TextClasses | FeatureTarget | None) -> Any:
+    """A loaded model as a classifier: one that compares images with text needs words for its classes."""
+    if isinstance(words, FeatureTarget):
+        return _feature_question(loaded, words)
+    if words is not None:
+        return words.applied(loaded)
+    module = unwrapped(loaded)
+    if compares_text(module):
+        raise InputError(
+            f"{type(module).__name__} compares images with text and has no classes. Give class "
+            "names or texts: steadygaze.zero_shot(model, class_names) makes a classifier of it",
+            option="class_names",
+        )
+    return loaded
+
+
+def _feature_question(model: Any, feature: FeatureTarget, transform: Transform | None = None) -> Any:
+    return feature.applied(model, lambda images: prepare_inputs(model, images, transform).images)
+
+
+def pose(model: Any, images: Any, target: Any, transform: Transform | None = None) -> tuple[Any, Any]:
+    """The classifier and the target that `explain` works with: texts and regions become classes.
+
+    Args:
+        transform: Preprocessing of the images that a target has, where the model does not state its own.
+    """
     module = model.model if isinstance(model, ViT) else unwrapped(model)
     if isinstance(target, (Region, Detection)):
         return region_question(model, images, target)
     if isinstance(target, FeatureTarget):
-        return target.applied(model), 0
+        return _feature_question(model, target, transform), 0
     texts = _texts(target)
     if compares_text(module) and not callable(target):
         if texts is None:
