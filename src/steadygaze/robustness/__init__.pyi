@@ -3,6 +3,7 @@ from .attacks import pgd as pgd
 from .attention import attention_figure as attention_figure
 from .attention import attention_measures as attention_measures
 from .attention import attention_stability as attention_stability
+from .auto_attack import autoattack as autoattack
 from .by_class import class_changes as class_changes
 from .by_class import mcnemar as mcnemar
 from .by_class import over_seeds as over_seeds

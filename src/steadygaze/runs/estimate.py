@@ -148,7 +148,10 @@ class _Sample:
         for_every_shard = 0.0
         for number, jobs in enumerate(groups.values()):
             on_progress(Progress("dry run", number, len(groups), "conditions"))
-            seconds = self._seconds_of_image(jobs, ALLOWED / len(groups))
+            trials = [self.prepared.trial(job) for job in jobs]
+            _, times, note = trials[0]
+            notes = [*notes, note] if note else notes
+            seconds = self._seconds_of_image([trial for trial, _, _ in trials], ALLOWED / len(groups), times)
             for job in jobs:
                 if job.keys:
                     by_batch[job.batch] += seconds * len(job.images)
@@ -178,8 +181,8 @@ class _Sample:
             notes,
         )
 
-    def _seconds_of_image(self, jobs: Sequence[Job], allowed: float) -> float:
-        """Time two of the largest batches, after a warm-up with one image."""
+    def _seconds_of_image(self, jobs: Sequence[Job], allowed: float, times: float = 1.0) -> float:
+        """Time two of the largest batches, after a warm-up; computing them takes `times` as long."""
         full = max(len(job.images) for job in jobs)
         readable = (
             job
@@ -202,7 +205,7 @@ class _Sample:
             loading, model = (sum(times) / images for times in zip(*map(self._timed, batches), strict=True))
         else:
             loading, model = slow
-        return _together(loading, model, self.prepared.num_workers, self.prepared.device)
+        return _together(loading, times * model, self.prepared.num_workers, self.prepared.device)
 
     def _timed(self, job: Job) -> tuple[float, float]:
         """Return the seconds of loading, and of computing."""

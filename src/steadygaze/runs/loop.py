@@ -493,6 +493,10 @@ class Prepared(Generic[T]):
         """The rows of a job, as they become known."""
         raise NotImplementedError
 
+    def trial(self, job: Job) -> tuple[Job, float, str]:
+        """What a dry run times in place of a job, by how much the job costs more, and what is assumed."""
+        return job, 1.0, ""
+
     def work(self, world: World) -> int | None:
         """Units of progress of this process; None if unknown."""
         raise NotImplementedError

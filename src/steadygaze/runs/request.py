@@ -547,6 +547,18 @@ SUITE_OPTIONS = {
         panel=SUITES,
     ),
     "pgd_steps": Option("Number of PGD steps. Default: 10.", metavar="N", type=int | None, panel=SUITES),
+    "attack_steps": Option(
+        "Steps of APGD and FAB in autoattack. Default: 100, as published.",
+        metavar="N",
+        type=int | None,
+        panel=SUITES,
+    ),
+    "square_queries": Option(
+        "Queries of Square in autoattack. Default: 5000, as published.",
+        metavar="N",
+        type=int | None,
+        panel=SUITES,
+    ),
     "salient": Option(
         f"Attribution method that ranks the tokens in the suite occlusion. Default: {DEFAULT}.",
         metavar="METHOD",

@@ -275,6 +275,11 @@ class PreparedStress(Prepared[Batch]):
         measurements = suite.measure(self.evaluator, job.condition, batch)
         return [Portion(list(self.evaluator.rows(measurements, data.images, self.identity)))]
 
+    def trial(self, job: Job) -> tuple[Job, float, str]:
+        assert job.condition is not None
+        trial = self.suites[job.condition.suite].trial(self.evaluator, job.condition)
+        return replace(job, condition=trial.condition), trial.times, trial.note
+
     def _views(self, condition: Condition, batch: Batch) -> torch.Tensor:
         """The views as the model takes them; an image in memory that is not changed, as it was given."""
         tensors = [image.tensor for image in batch.images if image.tensor is not None]
@@ -519,7 +524,8 @@ def stress(
         on_progress: Called with a `Progress` while the run computes.
         suite_options: Options of the suites, as `sg.list_suites()` describes them: corruptions ("all15",
             "all19" or names), severities (some of 1..5): of corruptions, attention, segmentation and
-            shift:imagenet-c; epsilons (such as 8/255), pgd_steps: of attacks; salient (a method): of
+            shift:imagenet-c; epsilons (such as 8/255), pgd_steps: of attacks; attack_steps,
+            square_queries: of autoattack; salient (a method): of
             occlusion; backgrounds (a folder): of synthetic; bank (number of training images): of neighbors;
             partial (accept incomplete downloads): of shift and neighbors.
 

@@ -11,6 +11,7 @@ in this order:
 | `make` | for each image and condition | worker processes |
 | `reference`, `measure` | for each batch | beside the model |
 | `samples` | once, for reports | beside the model |
+| `trial` | in a dry run | beside the model |
 | `numbers`, `scores`, `tables`, `figures` | when a run is read | report, command line |
 """
 
@@ -78,6 +79,16 @@ class ImageSet:
     images: tuple[RunImage, ...]
     conditions: tuple[Condition, ...]
     references: tuple[RunImage, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a dry run times in place of a condition that takes long. times: how many times as long the
+    condition itself takes; note: what the estimate assumes."""
+
+    condition: Condition
+    times: float = 1.0
+    note: str = ""
 
 
 class Suite(SuiteResults):
@@ -148,6 +159,10 @@ class Suite(SuiteResults):
             for measurement in evaluator.classify(setting, logits[:, view], batch.correct)
         ]
 
+    def trial(self, evaluator: Evaluator, condition: Condition) -> Trial:
+        """What a dry run measures to estimate the cost of a condition; default: the condition."""
+        return Trial(condition)
+
     def samples(self, evaluator: Evaluator, image: ImageView) -> Iterator[SampleImage]:
         """An image of the data under the suite's conditions, for reports; stored with the run."""
         return iter(())
@@ -184,6 +199,7 @@ SUITES: Registry[type[Suite]] = Registry(
             "corruptions",
             "sequences",
             "attacks",
+            "autoattack",
             "occlusion",
             "attention",
             "shift",

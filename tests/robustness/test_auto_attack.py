@@ -1,0 +1,228 @@
+"""AutoAttack against the authors' code, and against what its pieces must do."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.optimize import linprog
+from torch import Tensor, nn
+
+import steadygaze as sg
+from helpers.runs import image_folder
+from steadygaze.errors import InputError
+from steadygaze.robustness import autoattack
+from steadygaze.robustness.auto_attack import ATTACKS, _Attacker, dlr_targeted
+from steadygaze.runs.estimate import estimate_run
+from steadygaze.runs.request import StressRequest
+from steadygaze.runs.stress import run_stress
+
+MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+EPSILON = {"linf": 0.008, "l2": 0.06}
+OPTIONS: dict[str, Any] = {"mean": MEAN, "std": STD, "steps": 8, "queries": 12}
+
+
+def cnn(classes: int = 10) -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3, stride=2), nn.GELU(), nn.Flatten(), nn.Linear(128, classes)
+    return nn.Sequential(*layers).eval()
+
+
+def batch(model: nn.Module, count: int = 6) -> tuple[Tensor, Tensor]:
+    """Normalized images, and the classes that the model predicts."""
+    pixels = torch.rand(count, 3, 10, 10, generator=torch.Generator().manual_seed(1))
+    images = (pixels - 0.5) / 0.25
+    with torch.no_grad():
+        return images, model(images).argmax(1)
+
+
+@pytest.mark.parametrize("norm", EPSILON)
+def test_each_attack_takes_what_survived_and_stays_in_the_ball(norm: Any) -> None:
+    model = cnn()
+    images, labels = batch(model)
+    labels[0] = (labels[0] + 1) % 10  # wrong from the start: counts as not robust, and is not attacked
+    found = autoattack(model, images, labels, norm=norm, epsilon=EPSILON[norm], **OPTIONS)
+    stages = [found.robust(name) for name in ("clean", *ATTACKS)]
+    assert all((after <= before).all() for before, after in pairwise(stages))
+    assert stages[0].tolist() == [False] + [True] * 5 and 0 < stages[-1].sum() < 5
+    change = (found.images - images).flatten(1) * 0.25
+    size = change.abs().amax(1) if norm == "linf" else change.norm(dim=1)
+    assert (size <= EPSILON[norm] + 1e-6).all() and found.images.abs().max() <= 2 + 1e-5
+    assert torch.equal(size > 0, stages[0] & ~stages[-1])  # clean where no attack succeeded
+    with torch.no_grad():
+        assert torch.equal(model(found.images).argmax(1), found.predicted["square"])
+
+
+@pytest.mark.parametrize("norm", EPSILON)
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_image_does_not_depend_on_its_neighbors(attack: str, norm: Any) -> None:
+    model = cnn().double()
+    images, labels = batch(cnn(), 3)
+    pixels = (images * 0.25 + 0.5).double()
+    attacker = _Attacker(lambda x: model((x - 0.5) / 0.25), norm, EPSILON[norm], 6, 10)
+
+    def run(places: list[int]) -> Tensor:
+        draws = [torch.Generator().manual_seed(place) for place in places]
+        targets = model(images[places].double()).argsort(1, descending=True)[:, 1:4]
+        call = getattr(attacker, f"_{attack.replace('-', '_')}")
+        return call(pixels[places], labels[places], targets, draws)
+
+    whole = run([0, 1, 2])
+    assert torch.allclose(whole[[2, 0]], run([2, 0]), atol=1e-9)
+
+
+def test_projection_is_the_smallest_change_to_the_hyperplane() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, normal = (
+        torch.rand(4, 1, 2, 3, generator=generator).double(),
+        torch.randn(4, 1, 2, 3, generator=generator),
+    )
+    normal, gap = normal.double(), torch.tensor([0.4, -0.7, 0.05, 0.0]).double()
+    for norm in ("linf", "l2"):
+        change = _Attacker(lambda x: x, norm, 1.0, 1, 1)._to_hyperplane(x, normal, gap)  # type: ignore[arg-type]
+        moved = x + change
+        assert moved.min() >= -1e-12 and moved.max() <= 1 + 1e-12
+        assert torch.allclose((normal * change).flatten(1).sum(1), -gap, atol=1e-12)
+        if norm == "l2":  # no other point of the hyperplane in the box is shorter
+            for _ in range(200):
+                other = change + 0.05 * torch.randn(change.shape, generator=generator).double()
+                other -= (
+                    normal
+                    * ((normal * other).flatten(1).sum(1) + gap)[:, None, None, None]
+                    / (normal.square().flatten(1).sum(1)[:, None, None, None])
+                )
+                inside = ((x + other).flatten(1).clamp(0, 1) == (x + other).flatten(1)).all(1)
+                assert (other.flatten(1).norm(dim=1) >= change.flatten(1).norm(dim=1) - 1e-12)[inside].all()
+            continue
+        for i in range(len(x)):  # L∞ by linear programming: minimize t with |d| <= t
+            w, p = normal[i].flatten().tolist(), x[i].flatten().tolist()
+            rows = [[s * (k == j) for j in range(6)] + [-1.0] for k in range(6) for s in (1.0, -1.0)]
+            limits = [(-value, 1 - value) for value in p] + [(0, None)]
+            best = linprog([0] * 6 + [1], rows, [0] * 12, [[*w, 0.0]], [-float(gap[i])], bounds=limits)
+            assert float(change[i].abs().max()) == pytest.approx(best.fun, abs=1e-9)
+
+
+def test_a_hyperplane_out_of_reach_moves_every_pixel_to_its_limit() -> None:
+    x = torch.full((1, 1, 1, 3), 0.25)
+    normal = torch.tensor([1.0, -1.0, 0.0]).view(1, 1, 1, 3)
+    change = _Attacker(lambda x: x, "linf", 1.0, 1, 1)._to_hyperplane(x, normal, torch.tensor([9.0]))
+    assert change.flatten().tolist() == [-0.25, 0.75, 0.0]
+
+
+def test_the_targeted_loss_is_the_formula() -> None:
+    logits = torch.tensor([[3.0, 1.0, 2.0, 0.0, -1.0]])
+    value = dlr_targeted(logits, torch.tensor([0]), torch.tensor([1]))
+    assert float(value) == pytest.approx(-(3 - 1) / (3 - (1 + 0) / 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"norm": "l1"}, "linf or l2"),
+        ({"epsilon": 8}, "pass 8/255"),
+        ({"norm": "l2", "epsilon": -1}, "0 or more"),
+        ({"steps": 0}, "steps"),
+        ({"seeds": [1]}, "one for each of 6"),
+        ({"labels": torch.full((6,), 10)}, r"classes 0\.\.9"),
+        ({"model": cnn(3), "labels": torch.zeros(6, dtype=torch.long)}, "4 classes or more"),
+    ],
+)
+def test_bad_input(changes: dict[str, Any], says: str) -> None:
+    model = cnn()
+    images, labels = batch(model)
+    given = {"model": model, "images": images, "labels": labels, "norm": "linf", "epsilon": 0.1, **OPTIONS}
+    with pytest.raises(InputError, match=says):
+        autoattack(**given | changes)
+
+
+@pytest.mark.parametrize("norm", EPSILON)
+def test_agrees_with_the_authors_code(norm: Any) -> None:
+    """github.com/fra31/auto-attack, each image alone with its seed: the same images survive."""
+    published = pytest.importorskip("autoattack")
+    model = cnn()
+    images, labels = batch(model)
+    pixels = images * 0.25 + 0.5
+    options = {"mean": MEAN, "std": STD, "seeds": list(range(6)), "queries": 50}
+    ours = autoattack(model, images, labels, norm=norm, epsilon=EPSILON[norm], **options)
+    survived = []
+    for i in range(6):
+        theirs = published.AutoAttack(
+            lambda x: model((x - 0.5) / 0.25),
+            norm={"linf": "Linf", "l2": "L2"}[norm],
+            eps=EPSILON[norm],
+            seed=i,
+            verbose=False,
+            device="cpu",
+        )
+        theirs.square.n_queries = 50
+        _, predicted = theirs.run_standard_evaluation(
+            pixels[i : i + 1], labels[i : i + 1], return_labels=True
+        )
+        survived.append(bool(predicted[0] == labels[i]))
+    assert ours.robust().tolist() == survived and 0 < sum(survived) < 6
+
+
+# -- the suite -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return image_folder(tmp_path_factory.mktemp("autoattack") / "data")
+
+
+def request(data: Path, **changes: Any) -> StressRequest:
+    given: dict[str, Any] = {
+        "model": "embedded",
+        "data": data,
+        "limit": 5,
+        "options": {"attack_steps": 2, "square_queries": 3},
+        "suites": "autoattack:linf=1/2550,autoattack:l2=0.02",
+        "batch_size": 4,
+        "num_workers": 0,
+    }
+    return StressRequest(**given | changes)
+
+
+def top1(rows: Any) -> dict[tuple[str, str], float]:
+    return {(row["setting"], row["image"]): row["value"] for row in rows if row["metric"] == "top1"}
+
+
+def test_the_suite_resumes_and_counts_the_worst_over_attacks(data: Path, tmp_path: Path) -> None:
+    rows = run_stress(request(data, out=tmp_path / "run"))
+    stages = [f"after_{name}_linf/0.1" for name in ATTACKS[:-1]] + ["autoattack_linf/0.1"]
+    value = top1(rows)
+    for image in {image for _, image in value}:
+        fall = [value["clean", image], *(value[stage, image] for stage in stages)]
+        assert fall == sorted(fall, reverse=True)
+    card = rows.cards(repeats=10)[0]
+    assert ("autoattack_l2/0.02", "top1") in card.numbers
+    assert any("not the published AutoAttack" in note for note in card.run["settings"]["notes"])
+    file = tmp_path / "run" / "rows-00000.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[: len(lines) // 2]))  # as if killed in the middle
+    again = run_stress(request(data, out=tmp_path / "run"))
+    assert value == top1(again)
+    single = run_stress(request(data, batch_size=1))
+    assert value == top1(single)
+
+
+def test_a_dry_run_estimates_the_published_budget_without_spending_it(data: Path) -> None:
+    small, whole = (estimate_run(request(data, options=options)) for options in ({"attack_steps": 1}, {}))
+    assert whole.rows == whole.rows_left == 5 * (3 + 2 * 4)
+    assert whole.seconds > small.seconds
+    assert any("survive every attack" in note for note in whole.notes)
+
+
+@pytest.mark.parametrize(
+    ("suite", "says"),
+    [
+        ("autoattack", "robustbench-cifar10-linf"),
+        ("autoattack:linf=8", "pass 8/255"),
+        ("autoattack:l1=3", "linf=8/255"),
+        ("autoattack:l2=0.5,autoattack:robustbench-cifar10-l2", "twice"),
+    ],
+)
+def test_a_wrong_threat_is_named(suite: str, says: str, data: Path) -> None:
+    with pytest.raises(InputError, match=says):
+        sg.stress("embedded", data, suites=suite)
