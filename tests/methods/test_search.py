@@ -449,7 +449,7 @@ def test_models_that_need_their_grid_are_masked_and_it_is_said(name: str) -> Non
 
 def test_a_model_that_cannot_be_masked_is_painted(monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = case("class")
-    monkeypatch.setattr(runs, "can_mask", lambda vit, tokens: False)
+    monkeypatch.setattr("steadygaze.vit.removal.can_mask", lambda vit, tokens: False)
     vit = sg.adapt(model)
     grid_bound = replace(vit, plan=replace(vit.plan, removable=False))
     with pytest.warns(UserWarning, match="mean color"):

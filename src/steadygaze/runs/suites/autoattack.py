@@ -117,9 +117,9 @@ class AutoAttackSuite(Suite):
 
     def measure(self, evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:
         images, labels = batch.first, batch.labels
-        of_model = {"mean": evaluator.preprocess.mean, "std": evaluator.preprocess.std}
+        mean, std = evaluator.preprocess.mean, evaluator.preprocess.std
         if condition.argument is None:  # the dry run
-            pgd(evaluator.model, images, labels, epsilon=1 / 255, steps=TIMED, **of_model)
+            pgd(evaluator.model, images, labels, epsilon=1 / 255, steps=TIMED, mean=mean, std=std)
             return []
         norm, epsilon = condition.argument
         broken = broken_rows(evaluator.logits(images))
@@ -132,7 +132,8 @@ class AutoAttackSuite(Suite):
             seeds=[image_seed(evaluator.seed, f"autoattack {image.name}") for image in batch.images],
             steps=self.values["attack_steps"],
             queries=self.values["square_queries"],
-            **of_model,
+            mean=mean,
+            std=std,
         )
         return [
             Measurement(
