@@ -26,6 +26,8 @@ from steadygaze.runs.request import CEILING, SEARCHED
 
 ROWS = Path("docs/evidence/rows/panel")
 METHODS = (  # besides the searched ones
+    "gaze_outline",
+    "gaze_weighted",
     "gaze_halves",
     "gaze_removal",
     "gaze_twice",

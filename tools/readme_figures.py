@@ -87,7 +87,7 @@ def draw_stress() -> None:
     """Error under each corruption of ImageNet-C, severities 1 to 5."""
     page = ROOT / "docs" / "evidence" / "robustness.md"
     lines = _table(page, "| corruption | error %")
-    clean = 100 - float(_table(page, "| what | value")[0][1].partition(",")[0])
+    clean = 100 - float(_table(page, "| measure | value")[0][1].partition(",")[0])
     errors = {cells[0]: [float(cell) for cell in cells[1:6]] for cells in lines}
     names = sorted(errors, key=lambda name: errors[name][2])
     figure, axes = _axes(5.2)
