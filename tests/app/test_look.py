@@ -174,3 +174,14 @@ def test_the_page_of_a_backbone_has_the_tab_alone() -> None:
         assert [c["props"]["label"] for c in components if c["type"] == "tabitem"] == ["Look"]
         answer = visitor.call("look", visitor.upload(IMAGE_FILE), COMPONENTS, 0, True, 0, "")
         assert answer.error is None and "layer 0" in answer.data[2]
+
+
+def test_the_page_arrives_with_its_first_result(viewer: Viewer) -> None:
+    """Before any event: the image that is served with the page is the attention of the example."""
+    components = build_page(viewer).config["components"]
+    shown = next(c["props"] for c in components if c["props"].get("elem_id") == "sg-look")
+    caption = next(c["props"] for c in components if c["props"].get("elem_id") == "sg-look-caption")
+    last = len(viewer.vit.blocks) - 1
+    wanted = viewer.attention_overlay(IMAGE_FILE, last, None, None)
+    assert np.array_equal(np.asarray(Image.open(shown["value"]["path"])), np.asarray(wanted.image))
+    assert wanted.caption.split(",")[0] in caption["value"]

@@ -236,25 +236,29 @@ class Events:
         """A layer drawn over the image, the legend and words about it, and which heads there are."""
         if image is None:
             return nothing_seen()
-        viewer = self.viewer
-        at = None if pixel in (None, "") else parse_point(viewer, pixel)
-        try:
-            if kind == ATTENTION:
-                head = None if mean else head
-                look = viewer.attention_overlay(image, layer, head, at, nearest_head=nearest_head)
-            elif kind == SIMILAR:
-                look = viewer.similar(image, layer, at)
-            elif kind == COMPONENTS:
-                look = viewer.pca(image, layer)
-            else:
-                raise UnknownNameError("view", str(kind), LOOKS)
-        except MethodUnavailableError as problem:
-            look = Look(viewer.shown(image), str(problem))
+        at = None if pixel in (None, "") else parse_point(self.viewer, pixel)
+        look = self.drawn(image, kind, layer, None if mean else head, at, nearest_head)
         heads = look.heads or 0
         several = heads > 1
         head = {} if look.head is None else {"value": look.head}
         slider = gr.update(maximum=heads - 1, **head) if several else gr.skip()
         return look.image, look_legend(kind), text(look.caption), gr.Row(visible=several), slider
+
+    def drawn(
+        self, image: Any, kind: Any, layer: Any, head: Any = None, at: Any = None, nearest_head: bool = False
+    ) -> Look:
+        """A layer drawn over the image; what a model cannot show is the caption."""
+        viewer = self.viewer
+        try:
+            if kind == ATTENTION:
+                return viewer.attention_overlay(image, layer, head, at, nearest_head=nearest_head)
+            if kind == SIMILAR:
+                return viewer.similar(image, layer, at)
+            if kind == COMPONENTS:
+                return viewer.pca(image, layer)
+        except MethodUnavailableError as problem:
+            return Look(viewer.shown(image), str(problem))
+        raise UnknownNameError("view", str(kind), LOOKS)
 
     def look_at_layer(self, image: Any, kind: Any, layer: Any, mean: Any, head: Any, pixel: Any) -> Any:
         """As `look`, after the layer has changed: layers may differ in their number of heads."""
@@ -550,6 +554,7 @@ class LookTab:
     def of(cls, viewer: Viewer) -> LookTab:
         """Make the tab in the context of a page."""
         last = len(viewer.vit.blocks) - 1
+        first = Events(viewer).drawn(_examples()[0], ATTENTION, last)  # in view before the page asks for it
         with gr.Tab("Look"):
             gr.Markdown(TEXTS["look"])
             kind = gr.Radio(list(LOOKS), value=ATTENTION, show_label=False, container=False)
@@ -558,8 +563,9 @@ class LookTab:
                 with gr.Row() as heads:
                     mean = gr.Checkbox(True, label="Mean of all heads")
                     head = gr.Slider(0, 1, 0, step=1, label="Head")
-            caption = gr.HTML(elem_id="sg-look-caption", elem_classes="sg-plain")
+            caption = gr.HTML(text(first.caption), elem_id="sg-look-caption", elem_classes="sg-plain")
             seen = gr.Image(
+                first.image,
                 type="pil",
                 label="Click a patch",
                 format="png",
