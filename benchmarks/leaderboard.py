@@ -99,7 +99,8 @@ Attribution methods on a panel of trained models, from committed rows: `python -
 writes this page and its figure, `python -m benchmarks.panel` adds rows. Which method to use for which
 question: [choosing.md](choosing.md). Rows of DeiT-Tiny and the embedded model from before the panel are
 included; for images in both, the scores agree to 1e-4. Some images of these two models were used to select
-the constants of `gaze` and `gaze_removal` ([details](evidence/default.md)).
+the constants of `gaze` and `gaze_removal`; those of `gaze_outline` were chosen on other images of the same
+models ([details](evidence/default.md)).
 
 ![The best methods: removal scores with 95 % intervals, and other measures](images/leaderboard.png)
 
