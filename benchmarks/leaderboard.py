@@ -328,7 +328,18 @@ python -m benchmarks.leaderboard
 ```
 
 A method is ranked when every model has rows of it: pass `--imagenet` and `--weights` too, or compare on the
-CIFAR-10 models only with `--models`."""
+CIFAR-10 models only with `--models`.
+
+## Add a model
+
+Any model of timm or transformers, or a folder for `load_model`, is measured on labeled images of ImageNet:
+
+```sh
+python -m benchmarks.panel --rows rows --imagenet imagenet/val --models vit_base_patch16_224 --methods best
+```
+
+This prints the table of the model and writes its rows. Rows of larger models are welcome as a pull request: the run folders
+below `rows`, gzipped, with the command in the description."""
 
 
 def main() -> None:

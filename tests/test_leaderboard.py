@@ -1,6 +1,7 @@
 """The panel and the leaderboard: rows of a method that a user adds become a place on the page."""
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 import steadygaze as sg
 from benchmarks import leaderboard
 from benchmarks.panel import PanelModel, panel
+from benchmarks.panel import __main__ as panel_command
 from benchmarks.panel.columns import REMOVAL_MEAN
 from benchmarks.panel.figure import draw
 from benchmarks.panel.measure import measure
@@ -129,3 +131,21 @@ def test_method_sets() -> None:
     shown = {name.partition(":")[0] for name in expand(["all"])}
     assert listed - shown == set(leaderboard.LEFT_OUT)
     assert len(white_box()) == len(set(white_box()))
+
+
+def test_a_model_of_the_user_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`python -m benchmarks.panel --models NAME`: here the folder of a model."""
+    mine = tmp_path / "mine"
+    shutil.copytree(Path(panel_command.__file__).parent / "cifar10-rotary", mine)
+    demo = Path(sg.__file__).parent / "assets" / "demo"
+    for name in ("ship", "horse"):
+        (tmp_path / "val" / name).mkdir(parents=True)
+        shutil.copy(demo / f"{name}.png", tmp_path / "val" / name)
+    words = ["--rows", tmp_path / "rows", "--imagenet", tmp_path / "val", "--models", mine]
+    monkeypatch.setattr("sys.argv", ["panel", *map(str, words), "--methods", "gaze_outline,random"])
+    panel_command.main()
+    printed = capsys.readouterr().out
+    assert f"### {mine}: 2 images" in printed and "| gaze_outline |" in printed
+    assert [folder.name for folder in (tmp_path / "rows").iterdir()] == ["mine"]

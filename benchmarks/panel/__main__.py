@@ -70,12 +70,12 @@ def main() -> None:
             continue
         for model in (models[name] for name in names):
             run(model, methods, kind, chosen)
-    print_tables({name: chosen.rows / name for name in names}, models, chosen.reference)
+    print_tables({name: chosen.rows / Path(name).name for name in names}, models, chosen.reference)
 
 
 def run(model: PanelModel, methods: list[str], kind: str, chosen: argparse.Namespace) -> None:
     """Rows of one model and one measure, if its images were given."""
-    out, begin = chosen.rows / model.name, f"{model.name}: {kind}"
+    out, begin = chosen.rows / Path(model.name).name, f"{model.name}: {kind}"
     if kind == "localization":
         if model.name == "deit_tiny" and chosen.pets is not None:
             print(begin, file=sys.stderr, flush=True)
