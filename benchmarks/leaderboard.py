@@ -338,8 +338,8 @@ Any model of timm or transformers, or a folder for `load_model`, is measured on 
 python -m benchmarks.panel --rows rows --imagenet imagenet/val --models vit_base_patch16_224 --methods best
 ```
 
-This prints the table of the model and writes its rows. Rows of larger models are welcome as a pull request: the run folders
-below `rows`, gzipped, with the command in the description."""
+This prints the table of the model and writes its rows. Rows of larger models are welcome as a pull request:
+the run folders below `rows`, gzipped, with the command in the description."""
 
 
 def main() -> None:

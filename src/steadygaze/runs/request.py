@@ -518,6 +518,7 @@ class StressRequest(Request):
     suites: str | Sequence[str] = option(
         ("corruptions",),
         "Suites, comma-separated; `steadygaze suites` lists them: corruptions, sequences, attacks, "
+        "autoattack:THREAT, "
         "occlusion, attention, synthetic, shift:NAME=FOLDER, cue_conflict:FOLDER, neighbors:NAME=FOLDER "
         "(with train/ and test/, or a published dataset), neighbors:NAME=TRAIN=TEST. For segmenters: "
         "segmentation; for models that answer questions: vqa:FOLDER.",
