@@ -1,7 +1,7 @@
 """How far the contributions of each layer exceed what they explain: a_l of `gaze_weighted`, by model.
 
     python -m benchmarks.panel.amplification [--cifar10 FOLDER] [--imagenet FOLDER --weights FILE]
-        [--pets FOLDER --dinov2 FILE]
+        [--pets FOLDER --dinov2 FILE [--size 224]]
 
 Median over images of Σ_j |s^l_j| / max(|T|, 1), T the log-odds of the label, docs/equations.md#gaze-weighted,
 on the images of benchmarks/panel/calibrate.py. Prints the table of docs/evidence/default.md.
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import steadygaze as sg
-from benchmarks.panel import panel, selection
+from benchmarks.panel import load_probe, panel, selection
 from benchmarks.panel.calibrate import IMAGES
 from steadygaze.data.images import read_image
 from steadygaze.methods.registry import parse_method, rules_of
@@ -41,6 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     for name in ("cifar10", "imagenet", "pets", "weights", "dinov2"):
         parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--size", type=int, default=224, help="pixels of the images of DINOv2")
     options = parser.parse_args()
     pets = None if options.pets is None else options.pets / "images"
     folders = {"cifar10": options.cifar10, "imagenet": options.imagenet, "pets": pets}
@@ -48,7 +49,8 @@ def main() -> None:
     for name, model in panel().items():
         if folders[model.data] is None or not model.removable:
             continue
-        loaded = model.load(options.weights, options.dinov2)
+        probed = name == "dinov2"
+        loaded = load_probe(options.dinov2, options.size) if probed else model.load(options.weights)
         vit, found = sg.adapt(loaded), []
         classes = sorted(path.name for path in folders[model.data].iterdir() if path.is_dir())
         with selection(folders[model.data], *IMAGES[model.data]) as data:
