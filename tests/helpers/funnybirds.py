@@ -14,7 +14,14 @@ from steadygaze.models.layers import small_vit
 SIZE, PATCH = 48, 8
 PARTS = ("eye", "beak", "tail", "foot", "wing")
 VARIANTS = ((220, 40, 40), (40, 200, 60), (60, 80, 240))
-CLASSES = ((0, 0, 0, 0, 0), (0, 0, 1, 1, 1), (1, 1, 0, 0, 1), (1, 1, 1, 1, 0), (2, 0, 2, 0, 2), (0, 2, 2, 1, 1))
+CLASSES = (
+    (0, 0, 0, 0, 0),
+    (0, 0, 1, 1, 1),
+    (1, 1, 0, 0, 1),
+    (1, 1, 1, 1, 0),
+    (2, 0, 2, 0, 2),
+    (0, 2, 2, 1, 1),
+)
 BODY, GROUND = (130, 120, 110), (235, 235, 225)
 # part -> pieces: color in the part map, and (top, left, height, width) from the corner of the bird
 PIECES = {
@@ -55,7 +62,8 @@ def write_funnybirds(root: Path, labels=(0, 1, 2, 3, 4, 0), drawn=(0, 1, 2, 3, 4
     root.mkdir(parents=True, exist_ok=True)
     variants = {part: [{"model": f"{part}{k}", "color": str(k)} for k in range(3)] for part in PARTS}
     classes = [
-        {"class_idx": number, "parts": dict(zip(PARTS, one, strict=True))} for number, one in enumerate(CLASSES)
+        {"class_idx": number, "parts": dict(zip(PARTS, one, strict=True))}
+        for number, one in enumerate(CLASSES)
     ]
     images = [
         {"class_idx": label, "camera_distance": 3.5, "bg_objects": "3,17", "bg_scale": "1.5,2"}
@@ -64,7 +72,11 @@ def write_funnybirds(root: Path, labels=(0, 1, 2, 3, 4, 0), drawn=(0, 1, 2, 3, 4
     for name, content in (("parts", variants), ("classes", classes), ("dataset_test", images)):
         (root / f"{name}.json").write_text(json.dumps(content))
     for number, label in enumerate(labels):
-        bird = {"variants": CLASSES[drawn[number]], "corner": (4 + number % 5, 3 + 3 * number % 7), "tint": 9 * number % 60}
+        bird = {
+            "variants": CLASSES[drawn[number]],
+            "corner": (4 + number % 5, 3 + 3 * number % 7),
+            "tint": 9 * number % 60,
+        }
         image, codes = draw(**bird)
         save(image, root / f"test/{label}/{number:06d}.png")
         save(codes, root / f"test_part_map/{label}/{number:06d}.png")

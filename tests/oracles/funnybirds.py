@@ -89,9 +89,13 @@ def protocol(root: Path, logits, explain) -> dict[str, float]:
 
         of_label, total = importance(label)
         of_predicted, predicted_total = (of_label, total) if predicted == label else importance(predicted)
-        unique = [s for s in subsets(parts) if not any(
-            all(other[p] == classes[label][p] for p in s) for c, other in enumerate(classes) if c != label
-        )]
+        unique = [
+            s
+            for s in subsets(parts)
+            if not any(
+                all(other[p] == classes[label][p] for p in s) for c, other in enumerate(classes) if c != label
+            )
+        ]
         minimal = [s for s in unique if not any(t < s for t in unique)]
         for t, threshold in enumerate(THRESHOLDS):
             named = {name for name, e in of_label.items() if e > threshold * total}

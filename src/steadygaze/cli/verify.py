@@ -126,7 +126,10 @@ def _print_parts(rows: Rows, console: Console) -> None:
     table = summary(rows)
     digits = {"threshold": 3}
     cells = [
-        ([*line, *(f"{value:.{digits.get(name, 1)}f}" for name, value in zip(table, values, strict=True))], "")
+        (
+            [*line, *(f"{value:.{digits.get(name, 1)}f}" for name, value in zip(table, values, strict=True))],
+            "",
+        )
         for line, values in zip(table.index, table.to_numpy(), strict=True)
     ]
     columns = [Column("method", "name"), Column("score", "name"), *map(Column, table.columns)]

@@ -125,9 +125,7 @@ def part_importance(
     )
 
 
-def important_parts(
-    importance: Float[Tensor, "m k"], total: Float[Tensor, " m"]
-) -> Bool[Tensor, "m t k"]:
+def important_parts(importance: Float[Tensor, "m k"], total: Float[Tensor, " m"]) -> Bool[Tensor, "m t k"]:
     """Whether a part has more than the share t of the map."""
     thresholds = torch.from_numpy(THRESHOLDS).to(total)
     return importance[:, None] > (total[:, None] * thresholds)[..., None]
@@ -223,7 +221,9 @@ def _without_effect(whole: Tensor, effects: Effects, label: int) -> list[int]:
     """Parts, then objects, whose removal lowers the logit of the label by less than 5 %, or raises it."""
     p = len(effects.kept).bit_length() - 1
     every = 2**p - 1
-    without = torch.cat([effects.kept[[every - (1 << k) for k in range(p)], label], effects.objects[:, label]])
+    without = torch.cat(
+        [effects.kept[[every - (1 << k) for k in range(p)], label], effects.objects[:, label]]
+    )
     change = whole[label] - without
     small = (change.abs() < abs(NO_EFFECT * float(whole[label]))) | (change < 0)
     return [k for k, irrelevant in enumerate(small.tolist()) if irrelevant]
