@@ -1,4 +1,4 @@
-"""FunnyBirds' protocol by naive loops, from the paper: one image, one part, one pixel, one threshold at a time.
+"""FunnyBirds' protocol by naive loops, from the paper: one image, part, pixel and threshold at a time.
 
 It reads the files itself. `logits(path)` and `explain(path, target)` (a map as a list of rows of scores) are
 given.
