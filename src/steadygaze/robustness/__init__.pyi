@@ -22,6 +22,7 @@ from .neighbors import knn_predict as knn_predict
 from .occlusion import center_square as center_square
 from .occlusion import random_drop as random_drop
 from .occlusion import salient_drop as salient_drop
+from .patch_fool import patch_fool as patch_fool
 from .scores import corruption_scores as corruption_scores
 from .scores import flip_probability as flip_probability
 from .scores import mean_corruption_error as mean_corruption_error

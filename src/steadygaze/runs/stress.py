@@ -525,7 +525,7 @@ def stress(
         suite_options: Options of the suites, as `sg.list_suites()` describes them: corruptions ("all15",
             "all19" or names), severities (some of 1..5): of corruptions, attention, segmentation and
             shift:imagenet-c; epsilons (such as 8/255), pgd_steps: of attacks; attack_steps,
-            square_queries: of autoattack; salient (a method): of
+            square_queries: of autoattack; patch_steps: of patchfool; salient (a method): of
             occlusion; backgrounds (a folder): of synthetic; bank (number of training images): of neighbors;
             partial (accept incomplete downloads): of shift and neighbors.
 

@@ -200,6 +200,7 @@ SUITES: Registry[type[Suite]] = Registry(
             "sequences",
             "attacks",
             "autoattack",
+            "patchfool",
             "occlusion",
             "attention",
             "shift",
