@@ -126,8 +126,9 @@ def test_the_suite_resumes_and_its_cost_is_estimated(tmp_path: Path) -> None:
     rows = run_stress(request(data, out=tmp_path / "run"))
     found = values(rows)
     for (setting, metric, image), value in found.items():
-        if metric == "patch_attention" and value is not None:
-            assert found["clean", "top1", image] == 1 and 1 <= found[setting, "patch_steps", image] <= 3
+        if metric == "patch_attention":
+            assert (value is not None) == (found["clean", "top1", image] == 1)
+            assert value is None or 0 <= found[setting, "patch_steps", image] <= 3
     card = rows.cards(repeats=10)[0]
     assert ("patchfool/gae", "top1") in card.numbers and ("patchfool/0x7", "top1") in card.numbers
     assert any("not the published Patch-Fool" in note for note in card.run["settings"]["notes"])

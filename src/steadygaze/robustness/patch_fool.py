@@ -66,8 +66,8 @@ class PatchFooled:
         labels: (B,).
         predicted: (B,), the predicted classes of the attacked images.
         places: (B, 2), row and column of the attacked patch.
-        steps: (B,), steps until the first wrong prediction, 0 if that of the clean image is wrong; the number of
-            all steps if there was none.
+        steps: (B,), steps until the first wrong prediction, 0 if that of the clean image, or with noise as the
+            patch, is wrong; the number of all steps if there was none.
         before: (B, L, rows, columns), the attention that each patch receives in the clean image: mean over
             heads and queries, in even shares (1: as much as the average token).
         after: (B, L, rows, columns), the same for the attacked images.
@@ -127,6 +127,8 @@ class PatchFooled:
                 cells.append(cell)
             on_patch = self.at_place(received)[image]
             note = f"the framed patch receives {float(on_patch.mean()):.1f} times an even share of attention"
+            if title == "after":
+                note += f"; label {int(self.labels[image])}, predicted class {int(self.predicted[image])}"
             rows.append(Row(cells, title, note))
         return tile(rows, ["image", *(f"layer {layer}" for layer in shown)], cell=CELL, legend="attention")
 

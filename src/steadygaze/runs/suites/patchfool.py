@@ -118,7 +118,8 @@ class PatchFool(Suite):
         assert evaluator.vit is not None
         place, steps = condition.argument
         images, labels = batch.first, batch.labels
-        broken = broken_rows(evaluator.logits(images))
+        logits = evaluator.logits(images)
+        broken = broken_rows(logits)
         purpose = condition.setting.label
         result = patch_fool(
             evaluator.vit,
@@ -134,7 +135,7 @@ class PatchFool(Suite):
         predicted = np.stack([labels.cpu().numpy(), result.predicted.cpu().numpy()], 1)
         robust = result.robust().double().cpu().numpy()
         taken = result.steps.double().cpu().numpy()
-        attacked = taken > 0
+        attacked = (logits.argmax(1) == labels).cpu().numpy()
         measurements = [
             Measurement(condition.setting, TOP1, robust, predicted, broken),
             Measurement(condition.setting, SURVIVED, np.where(attacked, taken, np.nan), None, broken),
