@@ -2,8 +2,8 @@
 
     python tools/readme_figures.py [--checkpoint deit_tiny_patch16_224.safetensors]
 
-`explain.png`, `scores.png`, `check.png` and `patch_fool.png` need DeiT-Tiny (from the hub, or the checkpoint) and the
-photographs of scikit-image.
+`explain.png`, `scores.png`, `check.png` and `patch_fool.png` need DeiT-Tiny (from the hub, or the
+checkpoint) and the photographs of scikit-image.
 `stress.png` and `steady.png` draw tables of docs/evidence, whose rows are committed. `leaderboard.png` is
 drawn by `python -m benchmarks.leaderboard`.
 """

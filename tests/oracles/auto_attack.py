@@ -56,7 +56,9 @@ def apgd(
         direction = g.sign() if norm == "linf" else g / size_of(g, norm)
         z = project(x, points[-1] + eta * direction, norm, epsilon)
         if k:
-            z = project(x, points[-1] + 0.75 * (z - points[-1]) + 0.25 * (points[-1] - points[-2]), norm, epsilon)
+            z = project(
+                x, points[-1] + 0.75 * (z - points[-1]) + 0.25 * (points[-1] - points[-2]), norm, epsilon
+            )
         points.append(z)
         if int(model(z).argmax()) != y:
             found = z

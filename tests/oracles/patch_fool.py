@@ -12,7 +12,9 @@ def attended(model: Model, image: Tensor, layer: int) -> int:
     """The patch that receives most attention in a layer."""
     prefix = model.num_prefix_tokens
     a = vit.run(model, vit.embed(model, image)).blocks[layer].A[0]
-    totals = [sum(float(a[h, i, j]) for h in range(len(a)) for i in range(a.shape[1])) for j in range(a.shape[2])]
+    totals = [
+        sum(float(a[h, i, j]) for h in range(len(a)) for i in range(a.shape[1])) for j in range(a.shape[2])
+    ]
     return max(range(prefix, len(totals)), key=lambda j: totals[j]) - prefix
 
 

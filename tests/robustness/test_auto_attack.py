@@ -97,7 +97,9 @@ def test_each_attack_is_the_loop_of_its_paper(norm: Any) -> None:
     for i, draw in enumerate(generators()):
         x, y, target = pixels[i], int(labels[i]), int(targets[i, 0])
         shape = x.shape
-        noise = torch.randn(shape, generator=draw) if norm == "l2" else 2 * torch.rand(shape, generator=draw) - 1
+        noise = (
+            torch.randn(shape, generator=draw) if norm == "l2" else 2 * torch.rand(shape, generator=draw) - 1
+        )
         losses = {
             "apgd-ce": lambda z, y=y: -model(z).log_softmax(0)[y],
             "apgd-t": lambda z, y=y, t=target: dlr_targeted(

@@ -67,8 +67,12 @@ def test_places_and_early_stops_belong_to_an_image() -> None:
     alone = patch_fool(model, images[2:3], labels[2:3], place="random", seeds=2, **options)
     assert torch.allclose(together.images[2:3], alone.images, atol=1e-9)
     assert together.steps[2] == alone.steps[0] and together.places[2].tolist() == alone.places[0].tolist()
-    assert torch.equal(together.robust(), (together.steps == 15) & (model(together.images).argmax(1) == labels))
-    whole = patch_fool(model, images, labels, place="random", seeds=[0, 1, 2, 3], **options | {"stop_early": False})
+    assert torch.equal(
+        together.robust(), (together.steps == 15) & (model(together.images).argmax(1) == labels)
+    )
+    whole = patch_fool(
+        model, images, labels, place="random", seeds=[0, 1, 2, 3], **options | {"stop_early": False}
+    )
     assert torch.equal(whole.steps, together.steps) and len(set(whole.steps.tolist())) > 1
 
 
@@ -149,7 +153,7 @@ def test_the_suite_resumes_and_its_cost_is_estimated(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_place_is_named(suite: str, error: type[Exception], tmp_path: Path) -> None:
-    with pytest.raises(error, match="gae|grid of 8 x 8|twice"):
+    with pytest.raises(error, match=r"gae|grid of 8 x 8|twice"):
         sg.stress("embedded", image_folder(tmp_path / "data"), suites=suite)
 
 

@@ -8,14 +8,14 @@ Fu et al., ICLR 2022, arXiv:2203.08392; constants and forms of the authors' code
 
 | symbol | meaning | in code |
 | --- | --- | --- |
-| E | pixels of the attacked patch, normalized; any color is allowed | `content` |
+| E | pixels of the attacked patch, normalized; any color is allowed | `now`, `inside` |
 | p | the attacked patch: given, random, most attended (layer 4) or most relevant | `place` |
 | J | cross-entropy with the label | `_gradient` |
 | J_l | how much tokens attend to p in layer l, A^l after softmax | `_gradient` |
 | α | weight of attention, 0.002 | `weight` |
 
-The published code divides by ‖g‖, where gradient surgery (Yu et al., arXiv:2001.06782) divides by ‖g‖²; this is
-the published code. Random numbers of an image follow from its own seed.
+The published code, which is followed here, divides by ‖g‖ where gradient surgery (Yu et al.,
+arXiv:2001.06782) divides by ‖g‖². Random numbers of an image follow from its own seed.
 
 Formulas: docs/equations.md#patch-fool.
 """
@@ -66,8 +66,8 @@ class PatchFooled:
         labels: (B,).
         predicted: (B,), the predicted classes of the attacked images.
         places: (B, 2), row and column of the attacked patch.
-        steps: (B,), steps until the first wrong prediction, 0 if that of the clean image, or with noise as the
-            patch, is wrong; the number of all steps if there was none.
+        steps: (B,), steps until the first wrong prediction, 0 if that of the clean image, or with noise as
+            the patch, is wrong; the number of all steps if there was none.
         before: (B, L, rows, columns), the attention that each patch receives in the clean image: mean over
             heads and queries, in even shares (1: as much as the average token).
         after: (B, L, rows, columns), the same for the attacked images.
@@ -153,9 +153,9 @@ def patch_fool(
         model (nn.Module | ViT): a vision transformer with attention over all tokens.
         images (Tensor): (B, C, H, W), normalized.
         labels (Tensor): (B,), class indices.
-        place (str | tuple[int, int] | Tensor): which patch: "attention", the one that receives most attention in
-            layer 4, as published; "random"; the name of an attribution method, for the patch with the highest
-            score for the label; (row, column); or maps (B, rows, columns), of which the highest patch is taken.
+        place (str | tuple[int, int] | Tensor): which patch: "attention", the one that receives most attention
+            in layer 4, as published; "random"; the name of an attribution method, for the patch with the
+            highest score for the label; (row, column); or maps (B, rows, columns), for the highest patch.
         mean (Sequence[float]): of the normalization, one number per channel.
         std (Sequence[float]): of the normalization.
         steps (int): number of steps.

@@ -6,9 +6,9 @@
 | | patch_steps: steps until the first wrong prediction |
 | | patch_attention_clean, patch_attention: what the attacked patch receives, before and after |
 
-The attack of an image ends at its first wrong prediction, so top1 is the worst over all steps. The detail of top1
-is [label, predicted class], that of the attention one number for each layer; images that are misclassified before
-the attack have no steps and no attention.
+The attack of an image ends at its first wrong prediction, so top1 is the worst over all steps. The detail of
+top1 is [label, predicted class], that of the attention one number for each layer; images that are
+misclassified before the attack have no steps and no attention.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ BEFORE, AFTER = (
     Quantity(
         name, better="neither", summary=f"attention to the attacked patch {when}, 1: as to the average token"
     )
-    for name, when in (("patch_attention_clean", "before the attack"), ("patch_attention", "after the attack"))
+    for name, when in (
+        ("patch_attention_clean", "before the attack"),
+        ("patch_attention", "after the attack"),
+    )
 )
 
 
