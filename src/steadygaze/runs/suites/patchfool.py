@@ -33,15 +33,17 @@ from steadygaze.seeding import image_seed
 
 PLACES = ("attention", DEFAULT, "random")
 TIMED = 2  # steps that a dry run times
-SURVIVED = Quantity("patch_steps", "steps", "higher", 0, summary="steps until the first wrong prediction")
+SURVIVED = Quantity(
+    "patch_steps", "steps", "higher", 0, digits=1, summary="steps until the first wrong prediction"
+)
 BEFORE, AFTER = (
     Quantity(
-        name, better="neither", summary=f"attention to the attacked patch {when}, 1: as to the average token"
+        name,
+        better="neither",
+        digits=2,
+        summary=f"attention to the attacked patch {when} the attack; 1: as to the average token",
     )
-    for name, when in (
-        ("patch_attention_clean", "before the attack"),
-        ("patch_attention", "after the attack"),
-    )
+    for name, when in (("patch_attention_clean", "before"), ("patch_attention", "after"))
 )
 
 
