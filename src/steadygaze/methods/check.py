@@ -1,9 +1,9 @@
 """Removal curves of the images that were just explained, against random orders: `explain(..., check=True)`.
 
 Equations: docs/equations.md#removal-check. The definitions are those of `verify`
-(docs/equations.md#token-removal); what is different is the cost, about ten forward passes. A map's order costs
-five: it is measured at five ratios, in runs of 10 % to 90 % of the tokens, twice. A random order costs three:
-it is measured at every second ratio. Random orders are measured once for all methods and targets.
+(docs/equations.md#token-removal); what is different is the cost, about ten forward passes. The order of a map
+costs five: it is measured at five ratios, in runs of 10 % to 90 % of the tokens, twice. A random order costs
+three: it is measured at every second ratio. Random orders are measured once for all methods and targets.
 """
 
 from collections.abc import Mapping, Sequence

@@ -34,6 +34,7 @@ from steadygaze.runs.statistics import (
     csv_text,
     difference,
     interval,
+    latex_text,
     markdown_text,
     mean_differences,
     small_sample_note,
@@ -551,6 +552,44 @@ class Table:
         return "\n\n".join(parts) + "\n"
 
     __str__ = markdown
+
+    def latex(self) -> str:
+        """A LaTeX table for each section, for the package booktabs: value [low, high], best in bold."""
+        parts = []
+        for section in self.sections:
+            best = {metric: section.best(metric) for metric in section.shown}
+            shown = [section.quantity(metric) for metric in section.shown]
+            with_share = section.ceiling is not None and section.chance is not None
+            heads = ["method", "score", *(f"{q.title}{q.arrow}" for q in shown)]
+            heads += [SHARE] if with_share else []
+            images = plural(len(section.table), "image")
+            caution = small_sample_note(len(section.table))
+            caption = f"{section.title}, {images}; 95 % intervals. {caution}".strip()
+            lines = [
+                r"\begin{table}",
+                r"\centering",
+                rf"\caption{{{latex_text(caption)}}}",
+                rf"\begin{{tabular}}{{ll{'r' * (len(heads) - 2)}}}",
+                r"\toprule",
+                rf"{' & '.join(map(latex_text, heads))} \\",
+                r"\midrule",
+            ]
+            for line in section.lines:
+                cells = [
+                    _latex_cell(section.cells.get((q.name, line)), q, best[q.name] == line) for q in shown
+                ]
+                cells += [latex_text(share_text(section.share(section.shown[0], line)))] if with_share else []
+                lines.append(rf"{' & '.join([*map(latex_text, line), *cells])} \\")
+            parts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]))
+        return "\n\n".join(parts) + "\n"
+
+
+def _latex_cell(cell: Cell | None, shown: Quantity, bold: bool) -> str:
+    if cell is None or np.isnan(cell.value):
+        return "--"
+    value, low, high = (latex_text(shown.text(number)) for number in (cell.value, cell.low, cell.high))
+    best = rf"\textbf{{{value}}}"
+    return rf"{best if bold else value} {{\scriptsize [{low}, {high}]}}"
 
 
 def _cell_text(cell: Cell | None, shown: Quantity, bold: bool) -> str:

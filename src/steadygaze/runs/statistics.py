@@ -326,6 +326,31 @@ def markdown_text(text: str) -> str:
     return re.sub(r"([\\`*|\[\]])", r"\\\1", escape(one_line, quote=False))
 
 
+LATEX = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"$<$",
+    ">": r"$>$",
+    "|": r"$|$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "−": "$-$",
+    "–": "--",
+    "±": r"$\pm$",
+}
+
+
+def latex_text(text: str) -> str:
+    r"""A name as LaTeX text on one line: no commands, no end of a cell.
+
+    >>> print(latex_text("gaze_outline & 5 % ↑"))
+    gaze\_outline \& 5 \% $\uparrow$
+    """
+    return "".join(LATEX.get(sign, sign) for sign in " ".join(text.split()))
+
+
 def small_sample_note(images: int) -> str:
     """A caution about intervals from few images; "" if there are enough."""
     if images >= ENOUGH:
