@@ -92,6 +92,20 @@ class SuiteResults:
     compared: ClassVar[tuple[str, ...]] = ()
     uneven_details: ClassVar[frozenset[str]] = frozenset()
 
+    def headline(self, card: Card) -> dict[Key, str]:
+        """The numbers that stand large at the top of a report, with words: those of `tiles`, and where the
+        run has none of them, the first number of each setting, of a series the last level."""
+        chosen = {key: words for key, words in self.tiles.items() if key in card.numbers}
+        if chosen:
+            return chosen
+        last: dict[str, Key] = {}
+        own = [(key, n.setting) for key, n in card.numbers.items() if n.setting.suite == self.name]
+        major = [(key, setting) for key, setting in own if not setting.minor]
+        for key, setting in major or own:
+            if last.get(setting.name, ("",))[0] != setting.label:  # the first number of a setting
+                last[setting.name] = key
+        return dict.fromkeys(last.values(), "")
+
     def numbers(self, card: Card, population: str) -> Iterator[Score]:
         """Numbers of single settings that are no mean over images."""
         return iter(())

@@ -38,6 +38,7 @@ from steadygaze.runs.statistics import (
     markdown_text,
     mean_differences,
     small_sample_note,
+    told_apart,
 )
 
 if TYPE_CHECKING:
@@ -105,6 +106,13 @@ def distinction(rows: Rows, group: Sequence[int], groups: Sequence[Sequence[int]
         changed.append("maps")
     if others and not changed:
         return f"images of {rows.folders[group[0]].name}"
+    if "weights" in changed:
+        numbers = [group[0], *(other[0] for other in groups if other is not group)]
+        runs = [rows.runs[i] for i in numbers]
+        names = told_apart(runs, [rows.folders[i] if rows.folders else None for i in numbers])
+        mark = names[0].removeprefix(f"{own['model']} ").strip("()")
+        others_text = [f"{key} {_value_text(own.get(key))}" for key in changed if key != "weights"]
+        return ", ".join([mark, *others_text])
     return ", ".join(f"{key} {_value_text(own.get(key))}" for key in changed)
 
 

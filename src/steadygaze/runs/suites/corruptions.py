@@ -159,7 +159,7 @@ class Corruptions(Suite):
     def samples(self, evaluator: Evaluator, image: ImageView) -> Iterator[SampleImage]:
         yield SampleImage("clean", Image.fromarray(image.pixels()))
         for setting in sample_settings(self):
-            yield SampleImage(f"{setting.words} {setting.level}", Image.fromarray(corrupted(image, setting)))
+            yield SampleImage(setting.words, Image.fromarray(corrupted(image, setting)))
 
     def scores(self, card: Card) -> Iterator[Score]:
         yield from corruption_scores(card, self.name, "", "made in memory, no JPEG")
