@@ -20,7 +20,7 @@ from steadygaze.runs.rows import Rows
 from steadygaze.runs.shards import World
 from steadygaze.runs.stress import run_stress
 
-FEW = {"corruptions": "fog,jpeg_compression", "severities": "1,3", "epsilons": "8/255", "pgd_steps": 1}
+FEW = {"corruptions": "fog,jpeg_compression", "severities": "1,3", "epsilons": "2/255,8/255", "pgd_steps": 1}
 
 
 @pytest.fixture(scope="module")

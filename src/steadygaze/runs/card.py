@@ -98,12 +98,12 @@ class SuiteResults:
         chosen = {key: words for key, words in self.tiles.items() if key in card.numbers}
         if chosen:
             return chosen
-        last: dict[str, Key] = {}
-        own = [(key, n.setting) for key, n in card.numbers.items() if n.setting.suite == self.name]
-        major = [(key, setting) for key, setting in own if not setting.minor]
-        for key, setting in major or own:
-            if last.get(setting.name, ("",))[0] != setting.label:  # the first number of a setting
-                last[setting.name] = key
+        first: dict[Setting, Key] = {}  # number of each setting
+        for key, number in card.numbers.items():
+            if number.setting.suite == self.name:
+                first.setdefault(number.setting, key)
+        major = [setting for setting in first if not setting.minor]
+        last = {setting.name: first[setting] for setting in major or first}
         return dict.fromkeys(last.values(), "")
 
     def numbers(self, card: Card, population: str) -> Iterator[Score]:
