@@ -23,7 +23,7 @@ from steadygaze.errors import InputError, MethodUnavailableError
 from steadygaze.methods.registry import DEFAULT, parse_method, unavailable
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.patch_fool import STEPS, patch_fool
-from steadygaze.runs.card import Card
+from steadygaze.runs.card import Card, Key
 from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
 from steadygaze.runs.settings import CLEAN, TOP1, BarChart, Condition, Figure, Setting, Table, bar
 from steadygaze.runs.source import Batch
@@ -150,6 +150,10 @@ class PatchFool(Suite):
             values = np.where(attacked, layers.mean(1), np.nan)
             measurements.append(Measurement(condition.setting, metric, values, layers, broken))
         return measurements
+
+    def headline(self, card: Card) -> dict[Key, str]:
+        settings = card.measured_settings(self.name, TOP1.name)
+        return {(s.label, TOP1.name): f"one patch, at {s.level}" for s in settings}
 
     def tables(self, card: Card) -> Iterator[Table]:
         rows = [
