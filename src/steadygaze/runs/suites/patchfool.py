@@ -32,7 +32,7 @@ from steadygaze.runs.suites.autoattack import parse_count
 from steadygaze.seeding import image_seed
 
 PLACES = ("attention", DEFAULT, "random")
-TIMED = 2  # steps that a dry run times
+TIMED = 5  # steps that a dry run times
 SURVIVED = Quantity(
     "patch_steps", "steps", "higher", 0, digits=1, summary="steps until the first wrong prediction"
 )
