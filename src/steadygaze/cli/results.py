@@ -87,6 +87,17 @@ def export(
     note_incomplete(runs)
 
 
+def cite(*, runs: Runs) -> None:
+    """Print BibTeX entries of everything that runs used: methods, metrics, suites and models.
+
+    Example: steadygaze cite run > references.bib
+    """
+    from steadygaze.runs.citations import bibtex
+    from steadygaze.runs.rows import Rows
+
+    print(bibtex(Rows.read(*runs)), end="")
+
+
 def note_incomplete(folders: Sequence[Path]) -> None:
     """Warn about each run with unfinished shards: numbers from its rows are not final."""
     from steadygaze.runs.status import FINISHED, run_status
