@@ -101,7 +101,8 @@ def references(text: str) -> dict[str, dict[str, str]]:
 
 def cited(text: str) -> dict[str, dict[str, list[str]]]:
     """The references of methods and metrics, of suites, and of models, by name."""
-    by_anchor, by_name = {}, {}
+    by_anchor: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for anchor, heading, body in SECTION.findall(text):
         source = re.search(r"^Source: .*?(?=\n\n|\Z)", body, re.DOTALL | re.MULTILINE)
         keys = list(dict.fromkeys(re.findall(r"\(#ref-([\w-]+)\)", source[0] if source else body)))
