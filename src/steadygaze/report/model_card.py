@@ -61,8 +61,8 @@ def model_card(
         *(_row(c.setting.words, c, c.before.mean, c.after.mean, c.scale) for c in changes),
         *(_row(row.method, row, row.before, row.after, 1.0) for row in methods),
         "",
-        "↑: higher is better; ↓: lower is better. Removal scores: how the prediction changes when patches are "
-        "removed in the order of a map.",
+        "↑: higher is better; ↓: lower is better. Removal scores: how the prediction changes when patches "
+        "are removed in the order of a map.",
         "",
         f"Versions: {versions}.",
     ]
