@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from helpers.losses import tiny
-from steadygaze.losses import ADL, RRR, GradMask, PatchConsistency, Relevance
+from steadygaze.losses import ADL, CFT, RRR, GradMask, PatchConsistency, Relevance
 from steadygaze.training.losses import LOSSES, LossSetup
 from steadygaze.training.objective import Objective
 
@@ -58,7 +58,12 @@ def test_adl_is_that_of_recipes(fused):
 
 @pytest.mark.parametrize(
     ("loss", "name", "options"),
-    [(Relevance, "relevance", ROLLOUT), (GradMask, "gradmask", {}), (RRR, "rrr", {"background": 1e-3})],
+    [
+        (Relevance, "relevance", ROLLOUT),
+        (CFT, "cft", {"context": 3.0}),
+        (GradMask, "gradmask", {}),
+        (RRR, "rrr", {"background": 1e-3}),
+    ],
 )
 def test_losses_by_masks_are_those_of_recipes(loss, name, options):
     model, (images, masks, labels) = tiny(), batch()
@@ -122,7 +127,7 @@ def test_patch_consistency_is_that_of_recipes():
         PatchConsistency(mean=[0.5], std=[0.5])(model, images, labels)
 
 
-@pytest.mark.parametrize("loss", [ADL, Relevance, GradMask, RRR, PatchConsistency])
+@pytest.mark.parametrize("loss", [ADL, Relevance, CFT, GradMask, RRR, PatchConsistency])
 def test_options_and_defaults_are_those_of_recipes(loss):
     parameters = inspect.signature(loss).parameters
     own = {name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
