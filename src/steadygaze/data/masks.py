@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | index.csv | column `mask` | 255 object, 128 border, 0 background; or 1 object, 0 background |
 | pairs | MASKS holds the same paths as FOLDER, as .png | the same |
-| pairs | MASKS holds a folder for each image, a/b.jpg -> a/b/*.png, one mask for each part or concept | the same |
+| pairs | a folder in MASKS for each image (a/b.jpg -> a/b/*.png), one mask for each part | the same |
 | ImageNet-S | `validation/`, `validation-segmentation/` | R + 256·G: a class, 0 other, 1000 border |
 | Pascal VOC | `JPEGImages/`, `SegmentationClass/`, `ImageSets/Segmentation/val.txt` | 1..20, 255 border |
 

@@ -10,8 +10,8 @@ Equations: docs/equations.md#cft.
 | S, S̄   | s, background | union max_k S_k of the concepts, and what is outside, (B, H, W)            |
 | r̂      | r             | the map, bilinear to the size of the image, scaled to 0..1 over its pixels |
 
-It is the relevance loss with other penalties of a pixel and other weights: 0.8, 1.2, 0.5 and 0.2, those of the
-authors' code. Map, first and second order: `relevance.py`.
+It is the relevance loss with other penalties of a pixel and other weights: 0.8, 1.2, 0.5 and 0.2, those of
+the authors' code. Map, first and second order: `relevance.py`.
 """
 
 from __future__ import annotations

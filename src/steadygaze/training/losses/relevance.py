@@ -57,8 +57,9 @@ def object_and_background(
     """(S, S̄, counted), each (B, H, W): object, background, and 1 where a pixel is counted.
 
     Args:
-        masks: (B, H, W), or (B, K, H, W) whose union is the object; 255 object, 128 border (not counted), 0 background; or 1 and 0; or
-            booleans; or the object's share of each pixel as floats in 0..1 or 0..255.
+        masks: (B, H, W), or (B, K, H, W) whose union is the object; 255 object, 128 border (not counted), 0
+            background; or 1 and 0; or booleans; or the object's share of each pixel as floats in 0..1 or
+            0..255.
         reverse: "complement" is S̄ = 1 − S; "reference" keeps shares between 0 and 1 as they are, as the
             authors' code does.
     """
