@@ -206,10 +206,12 @@ class TrainerGaze(_Gaze):
             writer, wandb, mlflow = (
                 getattr(integration, name, None) for name in ("tb_writer", "_wandb", "_ml_flow")
             )
-            for name, picture in pictures.items():
-                if writer is not None:
+            if writer is not None:
+                for name, picture in pictures.items():
                     writer.add_image(name, np.asarray(picture), step, dataformats="HWC")
-                if wandb is not None:
-                    wandb.log({name: wandb.Image(picture), "train/global_step": step})
-                if mlflow is not None:
+            if wandb is not None:
+                shown = {name: wandb.Image(picture) for name, picture in pictures.items()}
+                wandb.log(shown | {"train/global_step": step})
+            if mlflow is not None:
+                for name, picture in pictures.items():
                     mlflow.log_image(picture, key=name, step=step)
