@@ -1,4 +1,4 @@
-"""Backgrounds: objects on other backgrounds, against an oracle, and models of which one knows nothing else."""
+"""Backgrounds: composed images against an oracle; models that look at the object or the background alone."""
 
 import json
 from pathlib import Path

@@ -246,7 +246,8 @@ def card(
         list[str] | None,
         declare(
             SUITES,
-            "Columns of the data whose values define groups, as for stress: accuracy of each, and of the worst.",
+            "Columns of the data whose values define groups, as for stress: accuracy of each and of the "
+            "worst.",
             metavar="COLUMNS",
         ),
     ] = None,

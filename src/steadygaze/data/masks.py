@@ -117,7 +117,8 @@ def _find(folder: Path, masks: Path | None, classes: ClassLookup, groups: Sequen
         return _from_index(folder / METADATA, masks, classes, groups)
     if groups:
         raise InputError(
-            f"groups: expected a table with the column {groups[0]}, such as {folder / 'index.csv'}, found none",
+            f"groups: expected a table with the column {groups[0]}, such as {folder / 'index.csv'}, "
+            "found none",
             option="groups",
         )
     if (folder / "JPEGImages").is_dir() and (folder / "SegmentationClass").is_dir():

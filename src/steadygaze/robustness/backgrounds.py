@@ -1,7 +1,7 @@
 """Object and background apart, and mixed, after ImageNet-9 (docs/equations.md#background-gap).
 
-K. Xiao, L. Engstrom, A. Ilyas, A. Madry: Noise or Signal: The Role of Image Backgrounds in Object Recognition,
-ICLR 2021, arXiv:2006.09994. Names as there:
+K. Xiao, L. Engstrom, A. Ilyas, A. Madry: Noise or Signal: The Role of Image Backgrounds in Object
+Recognition, ICLR 2021, arXiv:2006.09994. Names as there:
 
 | name | image |
 | --- | --- |
@@ -48,9 +48,10 @@ def only_background(image: Pixels, mask: np.ndarray) -> Pixels:
         mask: (H, W); 255 or 1 object, 128 border, which is filled too, 0 background.
 
     Examples:
-        >>> image, mask = np.arange(4, dtype=np.uint8)[:, None, None].repeat(4, 1).repeat(3, 2), np.zeros((4, 4))
+        >>> image = np.arange(4, dtype=np.uint8)[:, None, None].repeat(4, 1).repeat(3, 2)
+        >>> mask = np.zeros((4, 4))
         >>> mask[1:3, 1:3] = 255
-        >>> only_background(image, mask)[:, 1, 0].tolist()  # the strip above, which is the first of the largest
+        >>> only_background(image, mask)[:, 1, 0].tolist()  # the strip above, the first of the largest
         [0, 0, 0, 3]
     """
     inside = _inside(image, mask)

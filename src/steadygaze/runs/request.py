@@ -519,7 +519,8 @@ class StressRequest(Request):
         ("corruptions",),
         "Suites, comma-separated; `steadygaze suites` lists them: corruptions, sequences, attacks, "
         "autoattack:THREAT, "
-        "occlusion, attention, synthetic, backgrounds, backgrounds_challenge:FOLDER, ood:NAME=FOLDER, shift:NAME=FOLDER, cue_conflict:FOLDER, neighbors:NAME=FOLDER "
+        "occlusion, attention, synthetic, backgrounds, backgrounds_challenge:FOLDER, ood:NAME=FOLDER, "
+        "shift:NAME=FOLDER, cue_conflict:FOLDER, neighbors:NAME=FOLDER "
         "(with train/ and test/, or a published dataset), neighbors:NAME=TRAIN=TEST. For segmenters: "
         "segmentation; for models that answer questions: vqa:FOLDER.",
         python="Names of `sg.list_suites()`, such as corruptions, attacks, shift:NAME=FOLDER.",

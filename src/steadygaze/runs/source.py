@@ -393,7 +393,7 @@ class FileSource:
         label_maps: bool = False,
         groups: Sequence[str] = (),
     ) -> FileSource:
-        """Find the images. place: None for no images; label_maps: of a segmenter; groups: columns of the data."""
+        """Find the images. place: None for no images; label_maps: of a segmenter; groups: columns."""
         if place is None:
             return cls(LabeledImages([]), request.batch_size)
         if isinstance(place, StreamSpec):

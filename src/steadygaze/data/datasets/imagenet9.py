@@ -88,8 +88,8 @@ def read_class_map(folder: Path, given: Path | None) -> list[int]:
     )
     if file is None:
         raise InputError(
-            f"{given or folder / MAP}: no such file. A model with 1,000 classes needs {MAP} of the backgrounds "
-            "challenge: put it into the folder, or give in_to_in9=FILE",
+            f"{given or folder / MAP}: no such file. A model with 1,000 classes needs {MAP} of the "
+            "backgrounds challenge: put it into the folder, or give in_to_in9=FILE",
             option="in_to_in9",
         )
     try:

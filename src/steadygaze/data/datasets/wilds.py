@@ -1,11 +1,11 @@
-"""metadata.csv of Waterbirds and of the image data sets of WILDS, as a table with the columns of an index.csv.
+"""metadata.csv of Waterbirds and of image data sets of WILDS, as a table with the columns of an index.csv.
 
 | data | image | label | split that is read |
 | --- | --- | --- | --- |
 | Waterbirds | `img_filename` | `y` | `split` is 2 |
 | iWildCam | `train/` and `filename` | `y` | `split` is test |
 | Camelyon17 | patches/, by `patient`, `node`, `x_coord`, `y_coord` | `tumor` | `center` is 2 |
-| others, such as an image folder of Hugging Face | `image`, `file_name` | as in index.csv, or `y` | test, if any |
+| others | `image`, `file_name` (Hugging Face) | as in index.csv, or `y` | test, if there is a split |
 
 Waterbirds: S. Sagawa et al., ICLR 2020, arXiv:1911.08731. WILDS: P. W. Koh et al., ICML 2021,
 arXiv:2012.07421. Every other column stays and can define groups.

@@ -72,7 +72,7 @@ class Backgrounds(Suite):
     """Objects and backgrounds of the data, apart and mixed."""
 
     title = "Backgrounds"
-    summary = "Object alone, background alone, objects on backgrounds of the same and of other classes; needs masks."
+    summary = "Object or background alone, objects on backgrounds of the same and other classes; needs masks."
     needs_masks = True
     quantities = (FOLLOWS, GAP)
     tiles: ClassVar = {
@@ -199,7 +199,7 @@ class BackgroundsChallenge(Suite):
     def image_sets(self, evaluator: Evaluator) -> Iterator[ImageSet]:
         if evaluator.classes not in (len(CLASSES), 1000):
             raise InputError(
-                f"{self.name}: expected a model with ImageNet's 1,000 classes or with the nine of ImageNet-9, "
+                f"{self.name}: expected a model with ImageNet's 1,000 classes or the nine of ImageNet-9, "
                 f"but {evaluator.name} has {evaluator.classes}"
             )
         self.mapped = list(range(len(CLASSES)))

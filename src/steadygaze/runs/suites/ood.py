@@ -3,7 +3,7 @@
 | setting | metrics and scores |
 | --- | --- |
 | `in_distribution`: the data | max_probability, energy |
-| `ood/NAME`: the images of a folder | the same; auroc_max_probability, fpr95_max_probability, auroc_energy, ... |
+| `ood/NAME`: the images of a folder | the same; auroc_max_probability, fpr95_energy, ... |
 
 `energy` is the negative energy, log Σ exp of the logits: as the probability, higher on images of the data.
 """
