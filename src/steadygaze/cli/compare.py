@@ -84,7 +84,7 @@ def compare_models(
     from steadygaze.report.comparison import write_comparison
     from steadygaze.report.pages import records_csv, write_all
     from steadygaze.runs.compare import compare
-    from steadygaze.runs.statistics import small_sample_note
+    from steadygaze.runs.statistics import small_sample_note, told_apart
 
     console = wide()
     folders = [_folders(before), _folders(after)]
@@ -92,7 +92,8 @@ def compare_models(
         comparison = compare(folders[0], folders[1], setting=setting, on_progress=on_progress)
     one, two = comparison.before[0], comparison.after[0]
     seeds = len(comparison.before), len(comparison.after)
-    models = f"before: {one.model} ({one.weights}); after: {two.model} ({two.weights})"
+    names = told_apart([one.run, two.run], [one.folder, two.folder])
+    models = f"before: {names[0]}; after: {names[1]}"
     data = f"{plural(one.image_count, 'image')} of {one.data}"
     repeated = f"; {seeds[0]} and {seeds[1]} seeds" if max(seeds) > 1 else ""
     print_line(console, f"{models}; {data}{repeated}", "bold")
@@ -280,7 +281,7 @@ def card(
     Example: steadygaze card vit_tiny@a.safetensors vit_tiny@b.safetensors -d photos -o card
     """
     from steadygaze.runs.before_after import SUITES as DEFAULT_SUITES
-    from steadygaze.runs.before_after import CardRequest, measure_side
+    from steadygaze.runs.before_after import CardRequest, measure_sides
 
     folder = Path(after) / "card" if Path(after).is_dir() else Path("steadygaze-card")
     request = CardRequest(
@@ -302,10 +303,7 @@ def card(
 
     def work(world: World, notes: Console) -> int:
         with progress_bar(notes, visible=not world.rank) as on_progress:
-            folders = [
-                measure_side(side, name, request, world, on_progress)
-                for side, name in ((before, "before"), (after, "after"))
-            ]
+            folders = measure_sides(before, after, request, world, on_progress)
         world.wait()
         if not world.rank:
             write_card_page(folders, request, show, images)

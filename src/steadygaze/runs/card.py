@@ -92,6 +92,20 @@ class SuiteResults:
     compared: ClassVar[tuple[str, ...]] = ()
     uneven_details: ClassVar[frozenset[str]] = frozenset()
 
+    def headline(self, card: Card) -> dict[Key, str]:
+        """The numbers that stand large at the top of a report, with words: those of `tiles`, and where the
+        run has none of them, the first number of each setting, of a series the last level."""
+        chosen = {key: words for key, words in self.tiles.items() if key in card.numbers}
+        if chosen:
+            return chosen
+        first: dict[Setting, Key] = {}  # number of each setting
+        for key, number in card.numbers.items():
+            if number.setting.suite == self.name:
+                first.setdefault(number.setting, key)
+        major = [setting for setting in first if not setting.minor]
+        last = {setting.name: first[setting] for setting in major or first}
+        return dict.fromkeys(last.values(), "")
+
     def numbers(self, card: Card, population: str) -> Iterator[Score]:
         """Numbers of single settings that are no mean over images."""
         return iter(())

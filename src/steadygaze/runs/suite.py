@@ -351,12 +351,12 @@ class Predictions(Suite):
 
     def figures(self, card: Card) -> Iterator[Figure]:
         bars = [
-            bar(card.numbers[s.label, TOP1.name], s.label.replace("_", " "), 2 if s == CLEAN else 1)
+            bar(card.numbers[s.label, TOP1.name], s.words, 2 if s == CLEAN else 1)
             for s in card.measured_settings(metric=TOP1.name)
             if not s.minor
         ]
         if len(bars) > 1:
-            caption = "top1; whiskers are 95 % intervals"
+            caption = "top-1 accuracy; whiskers are 95 % intervals"
             yield BarChart("Accuracy by set", bars, "accuracy, %", caption, highest=100)
         yield from group_figures(card)
 

@@ -58,8 +58,8 @@ from steadygaze.untrusted import parse_json, read_text
 
 @dataclass(frozen=True)
 class Shifted(Item):
-    """An image with every class that is correct for it; `label` is the first. Its group is the part of the data
-    set that is scored separately."""
+    """An image with every class that is correct for it; `label` is the first. Its group is the part of the
+    data set that is scored separately."""
 
     right: tuple[int, ...] = ()
 
