@@ -57,12 +57,12 @@ def trained(shortcut: bool) -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """24 images; in a quarter of them the mark is that of the other class."""
+    """24 images; in half of them the mark is that of the other class."""
     folder, rng = tmp_path_factory.mktemp("groups"), np.random.default_rng(1)
     lines = ["image,label,mark"]
     for number in range(24):
         label = number % 2
-        mark = list(MARKS)[label if number % 8 < 6 else 1 - label]
+        mark = list(MARKS)[label if number % 4 < 2 else 1 - label]
         Image.fromarray(drawn(rng, label, mark)).save(folder / f"{number}.png")
         lines.append(f"{number}.png,{label},{mark}")
     (folder / "index.csv").write_text("\n".join(lines) + "\n")
