@@ -243,6 +243,15 @@ def card(
             "-s",
         ),
     ] = None,
+    groups: Annotated[
+        list[str] | None,
+        declare(
+            SUITES,
+            "Columns of the data whose values define groups, as for stress: accuracy of each and of the "
+            "worst.",
+            metavar="COLUMNS",
+        ),
+    ] = None,
     limit: options.Limit = None,
     seed: options.Seed = 0,
     batch_size: options.BatchSize = 16,
@@ -290,6 +299,7 @@ def card(
         methods=split_methods(methods or [DEFAULT]),
         metrics=split_names(metrics),
         masks=masks,
+        groups=split_names(groups),
         options=suite_options,
         model_options=model_options(class_names, image_size, mean, std, model_kwargs),
         limit=limit,
