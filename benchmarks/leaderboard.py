@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 import steadygaze as sg
 from benchmarks.panel import PanelModel, panel
@@ -27,12 +28,14 @@ from benchmarks.panel.columns import (
     read_each,
 )
 from benchmarks.panel.cost import read_costs
-from benchmarks.panel.figure import draw
+from benchmarks.panel.figure import draw, draw_two_ends
 from benchmarks.panel.learned import learned_table
 from benchmarks.panel.methods import LEFT_OUT, SEARCHES
 from benchmarks.panel.ranking import Column, Entry, ceiling_of, interval, ranked, share
 from steadygaze.errors import UnknownNameError
 from steadygaze.methods.registry import DEFAULT, forward_passes
+from steadygaze.runs.request import CEILING
+from steadygaze.runs.request import SEARCHED as SEARCHED_ORDER
 
 ROWS = Path("docs/evidence/rows/panel")
 SHOWN_FIRST = 6
@@ -96,7 +99,8 @@ def _introduction(board: Board) -> str:
     return f"""# Leaderboard
 
 Attribution methods on a panel of trained models, from committed rows: `python -m benchmarks.leaderboard`
-writes this page and its figure, `python -m benchmarks.panel` adds rows. Which method to use for which
+writes this page, its figures and [leaderboard.csv](leaderboard.csv) with the same numbers,
+`python -m benchmarks.panel` adds rows. Which method to use for which
 question: [choosing.md](choosing.md). Rows of DeiT-Tiny and the embedded model from before the panel are
 included; for images in both, the scores agree to 1e-4. Some images of these two models were used to select
 the constants of `gaze` and `gaze_removal`; those of `gaze_outline` were chosen on other images of the same
@@ -198,26 +202,68 @@ def _four(board: Board) -> str:
 
 def _by_model(board: Board) -> str:
     by_model = board.columns[REMOVAL_MEAN]
-    lines = ["## By model", "", "Mean of the four removal scores of each model.", ""]
-    lines += [f"| method | {' | '.join(by_model)} |", f"| --- |{' ---: |' * len(by_model)}"]
-    values = {
-        name: {entry.method: entry.value for entry in ranked([column], _reference(by_model))}
-        for name, column in by_model.items()
-    }
+    lines = ["## By model", "", BY_MODEL, "", f"| method | {' | '.join(by_model)} | worst place |"]
+    lines.append(f"| --- |{' ---: |' * (len(by_model) + 1)}")
     order = [entry.method for entry in board.ranks[REMOVAL_MEAN]]
     order += sorted({method for column in by_model.values() for method in column} - set(order))
     tops = [board.ceiling(REMOVAL_MEAN, name) for name in by_model]
     if any(tops):
-        lines.append(f"| ceiling | {' | '.join(_number(top and top.value, 1) for top in tops)} |")
+        lines.append(f"| ceiling | {' | '.join(_number(top and top.value, 1) for top in tops)} | |")
+    places = {name: _places(board, name) for name in by_model}
     for method in order:
-        cells = [_number(values[name].get(method), 1) for name in by_model]
-        lines.append(f"| `{method}` | {' | '.join(cells)} |")
+        found = [places[name].get(method) for name in by_model]
+        cells = [f"{each[1].value:.1f} ({each[0]})" if each else "" for each in found]
+        worst = str(max(each[0] for each in found if each)) if all(found) else ""
+        lines.append(f"| `{method}` | {' | '.join(cells)} | {worst} |")
     first, *rest = board.ranks[REMOVAL_MEAN][:SHOWN_FIRST]
     texts = []
     for entry in rest:
         pair = [{m: column[m] for m in (first.method, entry.method)} for column in by_model.values()]
         texts.append(f"{difference_text(pair, first.method, entry.method)} over `{entry.method}`")
     return "\n".join([*lines, "", f"`{first.method}`, paired differences: {'; '.join(texts)}."])
+
+
+def _places(board: Board, model: str) -> dict[str, tuple[int, Entry]]:
+    """method -> its place among the methods measured on the model, and its entry. Searched orders, which are
+    the ceiling, have none."""
+    by_model = board.columns[REMOVAL_MEAN]
+    entries = [e for e in ranked([by_model[model]], _reference(by_model)) if not _searched(e.method)]
+    return {entry.method: (place, entry) for place, entry in enumerate(entries, 1)}
+
+
+def _searched(method: str) -> bool:
+    return method.partition(":")[0] == SEARCHED_ORDER
+
+
+def records(board: Board) -> list[dict[str, object]]:
+    """Everything that the page shows as one table: a line for each measure, method and model ("all": their
+    mean); `place` counts from 1, the best first."""
+    lines: list[dict[str, object]] = []
+
+    def add(measure: Measure, model: str, entries: Sequence[Entry]) -> None:
+        placed = [entry for entry in entries if not _searched(entry.method)]
+        for place, entry in enumerate(placed, 1):
+            rank = {"place": place, "rank_low": entry.rank[0], "rank_high": entry.rank[1]}
+            lines.append(_record(measure.title, model, entry) | rank)
+
+    for measure, by_model in board.columns.items():
+        if (top := board.ceiling(measure)) is not None:
+            lines.append(_record(measure.title, "all", top))
+        add(measure, "all", board.ranks[measure])
+        for name, column in by_model.items():
+            if (top := board.ceiling(measure, name)) is not None:
+                lines.append(_record(measure.title, name, top))
+            add(measure, name, ranked([column], _reference(by_model)))
+    for name, column in board.apart.items():
+        add(REMOVAL_MEAN, f"{name}, hidden from attention", ranked([column], _reference({name: column})))
+    return lines
+
+
+def _record(measure: str, model: str, entry: Entry) -> dict[str, object]:
+    numbers = {"value": entry.value, "low": entry.low, "high": entry.high}
+    rounded = {name: round(value, 4) for name, value in numbers.items()}
+    kind = "" if entry.method == CEILING else family(entry.method)
+    return {"measure": measure, "model": model, "method": entry.method, "family": kind, **rounded}
 
 
 def difference_text(models: Sequence[Column], better: str, worse: str) -> str:
@@ -296,6 +342,9 @@ contains 0). A method with fewer images is compared on the images it has
 CEILING_TEXT = """
 **Ceiling**: for each image the best value that the searched orders (`greedy`) reach
 ([evidence](evidence/ceiling.md)); **share**: (score − random) / (ceiling − random)."""
+BY_MODEL = """\
+Mean of the four removal scores of each model; in brackets the place among the methods measured on it. **Worst
+place**: over the models, of methods that all of them have."""
 SEARCHED = """\
 Searches run with the given budget of forward passes per image and class; without a number, they use one pass
 per patch, region or cluster:"""
@@ -351,6 +400,8 @@ def main() -> None:
     chosen = parser.parse_args()
     board = read_board(chosen.rows)
     chosen.out.write_text(markdown(board), encoding="utf-8")
+    pd.DataFrame(records(board)).to_csv(chosen.out.with_suffix(".csv"), index=False, lineterminator="\n")
+    draw_two_ends(board.ranks, chosen.out.parent / "images" / "two_ends.png")
     draw(board.ranks, chosen.out.parent / "images" / "leaderboard.png", board.ceiling(REMOVAL_MEAN))
     print(f"{len(board.ranks[REMOVAL_MEAN])} methods: {chosen.out}")
 

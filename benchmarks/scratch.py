@@ -55,8 +55,8 @@ MEASURES: list[
     ("10-NN, %", "neighbors", "knn10", 100.0),
     ("entropy, nats", "clean", "attention_entropy", 1.0),
     ("stability, cosine", "corrupted", "attention_stability", 1.0),
-    ("cosine of two heads", "clean", "attention_diversity", 1.0),
-    ("cosine of two tokens", "clean", "attention_token_diversity", 1.0),
+    ("cosine of two heads", "clean", "attention_head_similarity", 1.0),
+    ("cosine of two tokens", "clean", "attention_token_similarity", 1.0),
 ]
 
 # columns of earlier files -> their names now

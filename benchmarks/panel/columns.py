@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +19,15 @@ Number = Callable[[np.ndarray], np.ndarray]  # (images, metrics) -> (images,)
 
 @dataclass(frozen=True)
 class Measure:
-    """title: head of the column; about: one line for the page; digits: decimals that are shown"""
+    """title: head of the column; about: one line for the page; digits: decimals that are shown; models: those
+    that it is of, by name, if not of all"""
 
     title: str
     about: str
     metrics: tuple[str, ...]
     number: Number
     digits: int = 1
+    models: tuple[str, ...] = ()
 
 
 def _one(index: int) -> Number:
@@ -65,6 +67,10 @@ LOCALIZATION = Measure(
     "localization: average precision of the object's pixels, DeiT-Tiny on pets with masks, %",
     MEASURES["localization"],
     _one(0),
+    models=("deit_tiny",),
+)
+LOCALIZATION_DINOV2 = replace(
+    LOCALIZATION, title="AP, DINOv2", about="the same of DINOv2 with its probe, %", models=("dinov2",)
 )
 TRUTH = {
     "counting": "AUROC of the red cells where the class is their number",
@@ -86,10 +92,10 @@ def all_columns(root: Path, models: Mapping[str, PanelModel]) -> dict[Measure, d
     """Every measure that has rows, of the models whose patches can be removed."""
     removable = [name for name, model in models.items() if model.removable]
     found: dict[Measure, dict[str, Column]] = {}
-    for group in ((REMOVAL_MEAN, *FOUR), (SRG,), (SACO,), (PERTURBATION,), (LOCALIZATION,)):
-        scores = read_each(
-            root, removable, group[0].metrics, {name: models[name].patches for name in removable}
-        )
+    single = (SRG, SACO, PERTURBATION, LOCALIZATION, LOCALIZATION_DINOV2)
+    for group in ((REMOVAL_MEAN, *FOUR), *((measure,) for measure in single)):
+        names = [name for name in removable if not group[0].models or name in group[0].models]
+        scores = read_each(root, names, group[0].metrics, {name: models[name].patches for name in names})
         found |= {measure: column_of(measure, scores) for measure in group}
     for name, measure in KNOWN_TRUTH.items():
         found[measure] = column_of(measure, read_each(root / FOLDER, [name], measure.metrics))

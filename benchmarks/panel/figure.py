@@ -1,4 +1,6 @@
-"""The figure of the leaderboard: removal scores with intervals, beside them the other measures as colors."""
+"""The figures of the leaderboard: removal scores with intervals, beside them the other measures as colors;
+the two ends, removal against localization.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import steadygaze as sg
-from benchmarks.panel.columns import REMOVAL_MEAN, Measure
+from benchmarks.panel.columns import LOCALIZATION, REMOVAL_MEAN, Measure
 from benchmarks.panel.ranking import Entry
 from steadygaze.errors import UnknownNameError
 from steadygaze.methods.registry import forward_passes
@@ -44,6 +46,43 @@ def draw(ranks: Mapping[Measure, Sequence[Entry]], path: Path, ceiling: Entry | 
         "How faithful is an explanation? Removal of patches, mean over the panel's models",
         x=0.01, y=0.96, ha="left", fontsize=13, fontweight="bold",
     )  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, bbox_inches="tight")
+    plt.close(figure)
+
+
+def draw_two_ends(ranks: Mapping[Measure, Sequence[Entry]], path: Path) -> None:
+    """Every method that has both: the removal score across, average precision upward. Named in black: methods
+    that no other one exceeds in both. Nothing is drawn without localization."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    heights = {entry.method: entry.value for entry in ranks.get(LOCALIZATION, ())}
+    ends = {e.method: (e.value, heights[e.method]) for e in ranks[REMOVAL_MEAN] if e.method in heights}
+    if not ends:
+        return
+    figure, axes = plt.subplots(figsize=(10, 7), dpi=150)
+    best = {m for m, (x, y) in ends.items() if not any(a > x and b > y for a, b in ends.values())}
+    families: dict[str, object] = {}
+    for method, point in ends.items():
+        family, _ = _known(method)
+        color = COLORS.get(family, "#94a3b8")
+        mark = axes.scatter(*point, color=color, s=60 if method in best else 22, zorder=3)
+        families.setdefault(family, mark)
+    for method, point in ends.items():
+        axes.annotate(
+            method, point, xytext=(5, 3), textcoords="offset points", fontsize=9 if method in best else 6.5,
+            color="black" if method in best else "#64748b", fontweight="bold" if method in best else None,
+        )  # fmt: skip
+    axes.set_xlabel("removal: mean of four scores over the panel's models (%)")
+    axes.set_ylabel("localization: average precision on pets, DeiT-Tiny (%)")
+    axes.set_title("Two ends: faithful to the model, or an outline of the object", loc="left", weight="bold")
+    axes.grid(color="#e2e8f0")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(families.values(), families.keys(), loc="lower right", fontsize=8, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, bbox_inches="tight")
     plt.close(figure)

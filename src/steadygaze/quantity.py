@@ -60,7 +60,8 @@ class Quantity:
         better: Which direction is better; "neither" for descriptive numbers.
         low: Lower end of the range of its values.
         high: Upper end of the range of its values.
-        label: Its name in words, for the explanation of the metric; tables, pages and files all use `name`.
+        label: Its name in words, for pages, where it differs from the name without underscores; tables of
+            the terminal and files use `name`.
         summary: What it is, in one sentence.
         scale: Factor between the value in a row and the value that is shown, such as 100 for shares that are
             read in percent.
@@ -87,8 +88,17 @@ class Quantity:
 
     @property
     def title(self) -> str:
-        """The heading of its column or row: the name, the same on the console, in pages and in files."""
+        """The heading of its column or row in the terminal and in files: the name."""
         return self.name
+
+    @property
+    def words(self) -> str:
+        """The heading on a page.
+
+        >>> Quantity("deletion_aopc", label="deletion AOPC").words, Quantity("mean_error").words
+        ('deletion AOPC', 'mean error')
+        """
+        return self.label or self.name.replace("_", " ")
 
     @property
     def arrow(self) -> str:

@@ -2,7 +2,8 @@
 
 A registry maps a name to an entry. Entries of this package register themselves when their module is imported;
 entries of other packages either call the registration function (`steadygaze.register_method` and the like)
-before use, or are discovered through the entry point group `steadygaze.plugins`:
+before use (on the command line in a file, `--plugin FILE`), or are discovered through the entry point group
+`steadygaze.plugins`:
 
     [project.entry-points."steadygaze.plugins"]
     my_methods = "my_package.steadygaze_methods"  # a module that registers on import, or a function
@@ -12,15 +13,17 @@ Plugins are loaded when a registry is first read, so `import steadygaze` stays q
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from importlib import import_module
+from pathlib import Path
 from threading import RLock
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from steadygaze.errors import InputError, UnknownNameError
+from steadygaze.errors import InputError, SteadygazeError, UnknownNameError
 
 GROUP = "steadygaze.plugins"
 Entry = TypeVar("Entry")
@@ -141,6 +144,29 @@ def matches(name: str, pattern: str) -> bool:
     has_wildcards = any(sign in pattern for sign in "*?[")
     wanted = pattern.lower() if has_wildcards else f"*{pattern.lower().replace('-', '_')}*"
     return fnmatch(name.lower(), wanted)
+
+
+def load_plugin_file(path: Path) -> None:
+    """Run a Python file of the user that registers something: `--plugin FILE` of every command.
+
+    Raises:
+        InputError: If there is no such file, or it fails.
+    """
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise InputError(f"plugin: expected a Python file that registers a method or the like, got {path}")
+    module = module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # dataclasses and pickle look a class up by its module
+    try:
+        spec.loader.exec_module(module)
+    except SteadygazeError:
+        raise
+    except Exception as error:  # code of the user may fail in any way
+        raise InputError(
+            f"plugin {path}: {type(error).__name__}: {error} (--debug shows the traceback)"
+        ) from error
 
 
 def load_plugins() -> None:

@@ -194,26 +194,30 @@ def removal_check(logits_of, image: Tensor, scores: Tensor, target: int, random:
     def probability(keep: list[int]) -> float:
         return float(logits_of(image, keep).softmax(0)[target])
 
-    def curves(patches: list[int]) -> tuple[list[float], list[float]]:
-        counts = [int(r * p) for r in ratios]
+    def curves(patches: list[int], at: list[float]) -> tuple[list[float], list[float]]:
+        counts = [int(r * p) for r in at]
         return [probability(patches[:k]) for k in counts], [probability(patches[k:]) for k in counts]
 
-    def gain(insertion: list[float], deletion: list[float]) -> float:
-        return (trapezoid(insertion, ratios) - trapezoid(deletion, ratios)) / 2
+    def gain(insertion: list[float], deletion: list[float], at: list[float]) -> float:
+        return (trapezoid(insertion, at) - trapezoid(deletion, at)) / 2
 
-    insertion, deletion = curves(order)
-    of_random = [curves(patches) for patches in random]
-    chance = []
-    for i in range(len(ratios)):
+    insertion, deletion = curves(order, ratios)
+    fewer = ratios[::2]
+    of_random = [curves(patches, fewer) for patches in random]
+    measured = []
+    for i in range(len(fewer)):
         removed = [d[i] for _, d in of_random] + [kept[-1 - i] for kept, _ in of_random]
-        chance.append(sum(removed) / len(removed))
+        measured.append(sum(removed) / len(removed))
+    chance = [measured[0]]
+    for before, after in pairwise(measured):
+        chance += [(before + after) / 2, after]
     return {
         "whole": probability(list(range(p))),
         "insertion": insertion,
         "deletion": deletion,
         "chance": chance,
-        "versus_chance": gain(insertion, deletion),
-        "spread": max(abs(gain(*pair)) for pair in of_random),
+        "versus_chance": gain(insertion, deletion, ratios),
+        "spread": max(abs(gain(*pair, fewer)) for pair in of_random),
     }
 
 

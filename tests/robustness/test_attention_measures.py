@@ -48,7 +48,7 @@ def naive(a: np.ndarray, prefix: int, grid: tuple[int, int], top: int) -> dict[s
         "gini": spread,
         "peak": n * given[0],
         "distance": sum(far) / len(far),
-        "token_diversity": float(np.mean([cosine(a[i], a[j]) for i in range(n) for j in range(i)])),
+        "token_similarity": float(np.mean([cosine(a[i], a[j]) for i in range(n) for j in range(i)])),
     }
 
 
@@ -66,7 +66,9 @@ def test_measures_are_the_loops(kind: str) -> None:
         for name, value in naive(maps[l][b, h], model.num_prefix_tokens, (4, 4), 3).items():
             assert getattr(got, name)[b, l, h].item() == pytest.approx(value, abs=1e-10), name
     for b, l in np.ndindex(2, 3):
-        assert got.diversity[b, l].item() == pytest.approx(cosine(maps[l][b, 0], maps[l][b, 1]), abs=1e-10)
+        assert got.head_similarity[b, l].item() == pytest.approx(
+            cosine(maps[l][b, 0], maps[l][b, 1]), abs=1e-10
+        )
     with torch.no_grad():
         assert torch.allclose(got.logits, model(images), atol=1e-10)
 
@@ -85,8 +87,8 @@ def test_three_heads_are_compared_pair_by_pair() -> None:
     a = torch.rand(1, 3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     h = a[0].numpy()
     wanted = (cosine(h[0], h[1]) + cosine(h[0], h[2]) + cosine(h[1], h[2])) / 3
-    assert measured.diversity(a).item() == pytest.approx(wanted, abs=1e-12)
-    assert measured.diversity(a[:, :1]).isnan().all()
+    assert measured.head_similarity(a).item() == pytest.approx(wanted, abs=1e-12)
+    assert measured.head_similarity(a[:, :1]).isnan().all()
 
 
 def test_the_ends_of_every_range() -> None:

@@ -1,6 +1,8 @@
 """The card of a stress run: its scores are those of the field; the closing tables; the report."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +14,13 @@ from steadygaze.cli import app
 from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS
 from steadygaze.report.pages import write_report
 from steadygaze.robustness import corruption_scores, reliability_of
+from steadygaze.runs.before_after import CardRequest, measure_sides
 from steadygaze.runs.request import StressRequest
 from steadygaze.runs.rows import Rows
+from steadygaze.runs.shards import World
 from steadygaze.runs.stress import run_stress
 
-FEW = {"corruptions": "fog,jpeg_compression", "severities": "1,3", "epsilons": "8/255", "pgd_steps": 1}
+FEW = {"corruptions": "fog,jpeg_compression", "severities": "1,3", "epsilons": "2/255,8/255", "pgd_steps": 1}
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +112,14 @@ def test_the_command_and_its_report(run, tmp_path):
         "jpeg compression 3",
     ):
         assert words in page.words, words
+    for tile in (
+        "fgsm 8: top-1 ↑",
+        "pgd 8: top-1 ↑",
+        "center square 0.5: top-1 ↑",
+        "random drop: accuracy ↑",
+    ):
+        assert tile in page.words, "a tile of every suite that was run"
+    assert "4 images are few" in page.words, "the caution of the terminal"
     assert text.count("data:image/jpeg") == 3 + 1, "clean, two corruptions, a sheet of attention"
     table = (tmp_path / "table.csv").read_text()
     assert "corruptions,mean_error," in table and "fog/3,top1," in table
@@ -191,3 +203,29 @@ def test_a_run_that_is_not_finished_says_so(run, data, tmp_path):
         for file in ("report.html", "table.md"):
             text = (tmp_path / name / file).read_text()
             assert ("Not finished: 1 of" in text and "(fog/3)" in text) == (name == "killed"), (name, file)
+
+
+@pytest.mark.parametrize(
+    ("classes", "names", "says"),
+    [
+        (1000, {}, "10 classes before and 1000 after"),
+        (10, {"0": "ship", "1": "frog", "2": "bird"}, "other names of 2 of 3 (0: airplane, ship; 1: "),
+        (10, {"0": "Airplane, aeroplane", "1": "automobile", "2": "a bird"}, ""),
+    ],
+)
+def test_a_card_compares_classes_before_anything_is_measured(classes, names, says, tmp_path):
+    own = {"0": "airplane", "1": "automobile", "2": "bird"}
+    for side, count, words in (("before", 10, own), ("after", classes, names)):
+        for kind in ("stress", "verify"):
+            folder = tmp_path / side / kind
+            folder.mkdir(parents=True)
+            facts = {"model": "m", "weights": side, "classes": count}
+            run = {"kind": kind, "settings": facts, "about": {"classes": words}}
+            (folder / "run.json").write_text(json.dumps(run))
+    sides = [str(tmp_path / side) for side in ("before", "after")]
+    request = CardRequest(data=None, out=tmp_path / "out")
+    if says:
+        with pytest.raises(sg.InputError, match=re.escape(says)):
+            measure_sides(*sides, request, World())
+    else:
+        assert measure_sides(*sides, request, World()) == [Path(side) for side in sides]

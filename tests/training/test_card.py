@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import steadygaze as sg
 from helpers.training import content, image_folder
 from steadygaze.cli import app
 from steadygaze.cli.results import draw_curves
+from steadygaze.methods.registry import DEFAULT
 from steadygaze.training.recipe import make_recipe
 
 
@@ -46,7 +48,15 @@ def test_one_page_before_and_after(runs, tmp_path):
         "--batch-size",
         "12",
     )
+    asked = (*asked, "--model-card")
     out = call("card", before, after, "--data", data, "--out", tmp_path / "card", "--show", "2", *asked)
+    head, _, body = (
+        (tmp_path / "card" / "model-card.md").read_text().removeprefix("---\n").partition("\n---\n")
+    )
+    (results,) = yaml.safe_load(head)["model-index"][0]["results"]
+    values = {metric["name"]: metric["value"] for metric in results["metrics"]}
+    assert values["clean: top-1"] == 100.0 and any("removal" in name for name in values), "after"
+    assert "| clean: top-1 ↑ | " in body and "```sh\nsteadygaze " in body and "12 images are few" in body
     page = (tmp_path / "card" / "card.html").read_text()
     for words in (
         "Accuracy and robustness",
@@ -56,13 +66,13 @@ def test_one_page_before_and_after(runs, tmp_path):
         "Classes gained and lost",
     ):
         assert words in page
-    assert "attention_entropy" in page and "attention_stability" in page and "data:image/" in page
+    assert "attention entropy" in page and "attention stability" in page and "data:image/" in page
     rows = list(csv.DictReader((tmp_path / "card" / "card-faithfulness.csv").open()))
-    assert {row["method"].partition("/")[0] for row in rows} == {"gaze_removal", "random"}, "with chance"
+    assert {row["method"].partition("/")[0] for row in rows} == {DEFAULT, "random"}, "with chance"
     assert {row["metric"] for row in rows} >= {"removal_mean"} and all(row["images"] == "12" for row in rows)
     assert "faithfulness" in out and "12 images are few" in out
     sentence = re.search(r'<p class="lead">([^<]*)</p>', page)[1]
-    assert sentence.startswith("On 12 images of ") and "top1 (clean)" in sentence, "what changed"
+    assert sentence.startswith("On only 12 images of ") and "top-1 (clean)" in sentence, "what changed"
     assert "newly correct" in sentence and "significantly" in sentence, "and for whom"
     assert html.unescape(sentence) in out, "the console begins with the same sentence"
     assert "verify: 24/24 maps" in out and "stress: " in out
@@ -107,11 +117,11 @@ def test_the_page_begins_with_what_a_person_asks(runs, tmp_path):
         for row in parts['robustness"'].split("<tr>")
     ]
     for wanted in (
-        ["clean", "top1 ↑"],
+        ["clean", "top-1 ↑"],
         ["fog", "error ↓"],
-        ["fgsm/2", "top1 ↑"],
-        ["pgd/2", "top1 ↑"],
-        ["center_square/0.5", "top1 ↑"],
+        ["fgsm 2", "top-1 ↑"],
+        ["pgd 2", "top-1 ↑"],
+        ["center square 0.5", "top-1 ↑"],
     ):
         assert wanted in rows, wanted  # changed for sure or not
     assert not any(row and row[0] == "fog/3" for row in rows)

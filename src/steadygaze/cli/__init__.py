@@ -6,6 +6,7 @@ import errno
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -15,6 +16,7 @@ from steadygaze import __version__
 from steadygaze.cli import compare, explain, lists, look, results, serve, stress, train, verify
 from steadygaze.cli.options import HelpfulCommand, HelpfulGroup
 from steadygaze.errors import SteadygazeError
+from steadygaze.registry import load_plugin_file
 
 __all__ = ["app", "main"]
 
@@ -30,15 +32,20 @@ FILE_ADVICE = {
 class Commands(HelpfulGroup):
     """Prints an error of steadygaze or of the file system as one message, with exit code 2.
 
-    `--debug`, anywhere in the command, shows the traceback instead.
+    `--debug`, anywhere in the command, shows the traceback instead. `--plugin FILE`, anywhere and repeatedly,
+    runs Python files before the command.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta["debug"] = "--debug" in args
-        return super().parse_args(ctx, [word for word in args if word != "--debug"])
+        rest, plugins = split_plugins([word for word in args if word != "--debug"])
+        ctx.meta["plugins"] = plugins
+        return super().parse_args(ctx, rest)
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            for file in ctx.meta["plugins"]:
+                load_plugin_file(Path(file))
             return super().invoke(ctx)
         except SteadygazeError as error:
             if ctx.meta["debug"]:
@@ -67,6 +74,28 @@ class Commands(HelpfulGroup):
         while isinstance(command, TyperGroup) and len(command.commands) == 1:
             command = next(iter(command.commands.values()))
         return list(command.params) if command else []
+
+
+def split_plugins(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words of a command line without `--plugin FILE`, and the files.
+
+    Examples:
+        >>> split_plugins(["verify", "--plugin", "mine.py", "--plugin=b.py", "-o", "run"])
+        (['verify', '-o', 'run'], ['mine.py', 'b.py'])
+    """
+    rest, files = [], []
+    given = iter(words)
+    for word in given:
+        if word == "--plugin":
+            file = next(given, None)
+            if file is None:
+                raise typer.BadParameter("expected a Python file behind --plugin")
+            files.append(file)
+        elif word.startswith("--plugin="):
+            files.append(word.removeprefix("--plugin="))
+        else:
+            rest.append(word)
+    return rest, files
 
 
 def in_flags(text: str, flags: Mapping[str, str]) -> str:
@@ -125,6 +154,14 @@ def root(
         typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version."),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    plugin: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Run a Python file first, which registers methods, metrics, suites, losses or adapters. "
+            "With every command, before or behind its name; repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Explain vision transformers, verify the explanations, measure robustness and improve it.
 
@@ -155,6 +192,7 @@ _add(compare.compare_models, MEASURE, "compare-models")
 _add(results.report, RESULTS)
 _add(results.export, RESULTS)
 _add(results.status, RESULTS)
+_add(results.cite, RESULTS)
 _add(train.train, TRAIN)
 _add(train.sweep, TRAIN)
 _add(results.curves, TRAIN)

@@ -84,7 +84,7 @@ def compare_models(
     from steadygaze.report.comparison import write_comparison
     from steadygaze.report.pages import records_csv, write_all
     from steadygaze.runs.compare import compare
-    from steadygaze.runs.statistics import small_sample_note
+    from steadygaze.runs.statistics import small_sample_note, told_apart
 
     console = wide()
     folders = [_folders(before), _folders(after)]
@@ -92,7 +92,8 @@ def compare_models(
         comparison = compare(folders[0], folders[1], setting=setting, on_progress=on_progress)
     one, two = comparison.before[0], comparison.after[0]
     seeds = len(comparison.before), len(comparison.after)
-    models = f"before: {one.model} ({one.weights}); after: {two.model} ({two.weights})"
+    names = told_apart([one.run, two.run], [one.folder, two.folder])
+    models = f"before: {names[0]}; after: {names[1]}"
     data = f"{plural(one.image_count, 'image')} of {one.data}"
     repeated = f"; {seeds[0]} and {seeds[1]} seeds" if max(seeds) > 1 else ""
     print_line(console, f"{models}; {data}{repeated}", "bold")
@@ -242,6 +243,15 @@ def card(
             "-s",
         ),
     ] = None,
+    groups: Annotated[
+        list[str] | None,
+        declare(
+            SUITES,
+            "Columns of the data whose values define groups, as for stress: accuracy of each and of the "
+            "worst.",
+            metavar="COLUMNS",
+        ),
+    ] = None,
     limit: options.Limit = None,
     seed: options.Seed = 0,
     batch_size: options.BatchSize = 16,
@@ -252,6 +262,14 @@ def card(
     model_kwargs: options.ModelKwargs = None,
     show: Annotated[int, declare(OUTPUT, "Number of example images.", metavar="N", min=0)] = 6,
     images: options.ExampleImages = True,
+    with_model_card: Annotated[
+        bool,
+        declare(
+            OUTPUT,
+            "Also write model-card.md: a block with metadata for a Hugging Face model card.",
+            "--model-card",
+        ),
+    ] = False,
     device: options.Device = "auto",
     out: Annotated[
         Path | None,
@@ -271,7 +289,7 @@ def card(
     Example: steadygaze card vit_tiny@a.safetensors vit_tiny@b.safetensors -d photos -o card
     """
     from steadygaze.runs.before_after import SUITES as DEFAULT_SUITES
-    from steadygaze.runs.before_after import CardRequest, measure_side
+    from steadygaze.runs.before_after import CardRequest, measure_sides
 
     folder = Path(after) / "card" if Path(after).is_dir() else Path("steadygaze-card")
     request = CardRequest(
@@ -281,6 +299,7 @@ def card(
         methods=split_methods(methods or [DEFAULT]),
         metrics=split_names(metrics),
         masks=masks,
+        groups=split_names(groups),
         options=suite_options,
         model_options=model_options(class_names, image_size, mean, std, model_kwargs),
         limit=limit,
@@ -292,21 +311,22 @@ def card(
 
     def work(world: World, notes: Console) -> int:
         with progress_bar(notes, visible=not world.rank) as on_progress:
-            folders = [
-                measure_side(side, name, request, world, on_progress)
-                for side, name in ((before, "before"), (after, "after"))
-            ]
+            folders = measure_sides(before, after, request, world, on_progress)
         world.wait()
         if not world.rank:
-            write_card_page(folders, request, show, images)
+            write_card_page(folders, request, show, images, with_model_card)
         return 0
 
     raise typer.Exit(guarded(request.out, work))
 
 
-def write_card_page(folders: Sequence[Path], request: CardRequest, show: int, images: bool) -> None:
+def write_card_page(
+    folders: Sequence[Path], request: CardRequest, show: int, images: bool, with_model_card: bool
+) -> None:
     """Compare the runs in the folders of both sides, print the differences and write the page."""
     from steadygaze.report.comparison import sentence, short_list, write_card
+    from steadygaze.report.model_card import model_card
+    from steadygaze.report.pages import write_all
     from steadygaze.runs.before_after import faithfulness_changes
     from steadygaze.runs.compare import compare
     from steadygaze.runs.ranking import masked_models
@@ -334,6 +354,9 @@ def write_card_page(folders: Sequence[Path], request: CardRequest, show: int, im
         images=images,
         masked=[bool(masked_models(side)) for side in sections],
     )
+    if with_model_card:
+        text = model_card(comparison, faithfulness, short_list(comparison.changes))
+        files += write_all({request.out / "model-card.md": text})
     for file in files:
         print_line(console, f"wrote {file}")
 

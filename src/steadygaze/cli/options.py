@@ -46,6 +46,9 @@ ORDER = [ARGUMENTS, RECIPE, MODEL, CLASSES, DATA, METHODS, SUITES, TRAINING, OUT
 EXAMPLE = re.compile(r"^Example: *(.*(?:\n(?!Example:).+)*)", re.MULTILINE)
 
 
+PLUGIN = ("--plugin FILE", "Run a Python file first, which registers methods or the like. Repeatable.")
+
+
 class HelpfulCommand(TyperCommand):
     """A command whose help has groups of options, and examples at the end."""
 
@@ -54,7 +57,7 @@ class HelpfulCommand(TyperCommand):
         _prepare_help(self)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        _write_parameters(self.get_params(ctx), ctx, formatter)
+        _write_parameters(self.get_params(ctx), ctx, formatter, [PLUGIN])
 
 
 class HelpfulGroup(TyperGroup):
@@ -105,8 +108,13 @@ def _shell_lines(command: str) -> list[str]:
     return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
-def _write_parameters(parameters: Sequence[Any], ctx: Any, formatter: Any) -> None:
-    """Write arguments, then options by group; options without a group come last."""
+def _write_parameters(
+    parameters: Sequence[Any], ctx: Any, formatter: Any, others: Sequence[tuple[str, str]] = ()
+) -> None:
+    """Write arguments, then options by group; options without a group come last.
+
+    others: names and texts of options that the group of commands takes.
+    """
     groups: dict[str, list[tuple[str, str]]] = {}
     for param in parameters:
         record = param.get_help_record(ctx)
@@ -117,6 +125,7 @@ def _write_parameters(parameters: Sequence[Any], ctx: Any, formatter: Any) -> No
         else:
             title = getattr(param, "rich_help_panel", None) or OTHER
         groups.setdefault(title, []).append(record)
+    groups.setdefault(OTHER, [])[:0] = others
     for title in sorted(groups, key=lambda title: ORDER.index(title) if title in ORDER else len(ORDER)):
         with formatter.section(title):
             formatter.write_dl(groups[title], col_max=26)

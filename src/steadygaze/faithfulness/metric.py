@@ -181,6 +181,7 @@ def register_metric(
     needs_masks: bool = False,
     needs_explain: bool = False,
     by_map: bool = False,
+    digits: int | None = None,
     combine: Combine = mean,
     replace: bool = False,
 ) -> Callable[[Callable[[MetricInput], Tensor | Values]], Callable[[MetricInput], Tensor | Values]]:
@@ -206,6 +207,7 @@ def register_metric(
             `given.explain_again(model, target, images)`.
         by_map (bool): whether the numbers of a map do not depend on the other maps; rows are then written
             as soon as a map is measured, otherwise when all maps of a batch are.
+        digits (int): decimals that are shown; by default one in percent, three otherwise.
         combine (Callable): (values, details) -> the number of a data set; the mean by default.
         replace (bool): replace a metric that has this name already, instead of raising an error.
 
@@ -249,6 +251,7 @@ def register_metric(
             high,
             label=label,
             summary=docstring.partition("\n")[0] if summary is None else summary,
+            digits=digits,
             combine=combine,
             family=family,
             compute=compute,

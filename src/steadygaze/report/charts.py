@@ -47,10 +47,12 @@ class Frame:
     y: tuple[float, float]
 
     @classmethod
-    def around(cls, series: Sequence[Line], pad: float = 0.06) -> Frame:
+    def around(cls, series: Sequence[Line], pad: float = 0.06, *, from_zero: bool = False) -> Frame:
+        """from_zero: the vertical axis begins at 0, if no value is below it."""
         xs = [v for s in series for v in (*s.x, *(w for pair in s.x_limits or () for w in pair))]
         ys = [v for s in series for v in (*s.y, *(w for pair in s.limits or () for w in pair))]
-        return cls(_padded(xs, pad), _padded(ys, pad))
+        low, high = _padded(ys, pad)
+        return cls(_padded(xs, pad), (0.0 if from_zero and min(ys, default=0.0) >= 0 else low, high))
 
     def px(self, value: float) -> float:
         low, high = self.x
@@ -77,7 +79,7 @@ def draw(chart: Figure) -> str:
 
 def lines(chart: LineChart) -> str:
     """Draw lines with dots and whiskers, gray ones below."""
-    frame = Frame.around(chart.lines, 0.04)
+    frame = Frame.around(chart.lines, 0.04, from_zero=chart.y_label.endswith("%"))
     parts = [_axes(frame, chart.x_label, chart.y_label, chart.integers)]
     for line in sorted(chart.lines, key=lambda line: -line.group):
         points = [(frame.px(x), frame.py(y)) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
@@ -95,6 +97,8 @@ def scatter(chart: LineChart) -> str:
     """Draw the first point of each line with whiskers; the first ones are labeled."""
     frame = Frame.around(chart.lines)
     parts, dots = [_axes(frame, chart.x_label, chart.y_label, False)], []
+    if min(*frame.x, *frame.y) > 0:
+        parts.append(_text("axis", WIDTH - RIGHT, TOP + 8, "the axes do not begin at 0", "end"))
     for line in sorted(chart.lines, key=lambda line: -line.group):
         x, y = frame.px(line.x[0]), frame.py(line.y[0])
         for low, high in line.x_limits or ():

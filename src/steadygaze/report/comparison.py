@@ -29,6 +29,7 @@ from steadygaze.runs.card import Change
 from steadygaze.runs.compare import Comparison
 from steadygaze.runs.request import CHANCE
 from steadygaze.runs.samples import ImageSample, Samples, data_address, read_setting_samples
+from steadygaze.runs.statistics import small_sample_note, told_apart
 from steadygaze.runs.suites.attention import Attention
 from steadygaze.target import percent
 from steadygaze.untrusted import damaged_files
@@ -44,6 +45,7 @@ HEADLINES = (  # setting and metric of the first sentence of a page, the most im
 )
 TILES = (
     ("clean", "top1"),
+    ("clean", "worst_group"),
     ("corruptions", "mean_error"),
     ("corruptions", "mce"),
     ("corruptions", "attention_stability"),
@@ -52,8 +54,8 @@ TILES = (
 ATTENTION_TEXT = (
     "Entropy: how spread out attention is. Stability: how similar attention under corruption is to that on "
     "the clean image. Overfocus, Gini and peak: how much attention the most attended tokens receive. "
-    "Distance: how far away tokens attend, in patches. Diversity: how similar heads are (lower: more "
-    "diverse)."
+    "Distance: how far away tokens attend, in patches. Head and token similarity: how alike the attention "
+    "of two heads or two tokens is."
 )
 FAITHFULNESS_TEXT = (
     "How faithful the maps of each model are, measured by removing patches in the order of the map. ↑: "
@@ -133,7 +135,8 @@ def sentence(comparison: Comparison) -> str:
         :1
     ]
     card = comparison.before[0]
-    images = f"On {plural(card.image_count, 'image')} of {card.data}, " if card.image_count else ""
+    few = "only " if small_sample_note(card.image_count) else ""
+    images = f"On {few}{plural(card.image_count, 'image')} of {card.data}, " if card.image_count else ""
     text = f"{images}{' and '.join(map(_change_text, headlines))}"
     if not comparison.turned:
         return f"{text}."
@@ -149,7 +152,7 @@ def _change_text(change: Change) -> str:
     moved = f"{moved if change.difference else f'stays at {after}'} {quantity.unit}".rstrip()
     gap, low, high = (f"{scale * value:+.3g}" for value in (change.difference, change.low, change.high))
     sure = change.verdict or "no significant change"
-    return f"{quantity.title} ({change.setting.label}) {moved} ({sure}: {gap}, 95 % interval {low} to {high})"
+    return f"{quantity.words} ({change.setting.words}) {moved} ({sure}: {gap}, 95 % interval {low} to {high})"
 
 
 def _classes_text(comparison: Comparison) -> str:
@@ -173,8 +176,8 @@ def _row(change: Change) -> list[TableCell]:
     span = f"{scale * change.low:+.3g} to {scale * change.high:+.3g}"
     p = change.p
     return [
-        TableCell(change.setting.label, change.setting.label),
-        TableCell(f"{quantity.title}{quantity.arrow}", quantity.name),
+        TableCell(change.setting.words, change.setting.label),
+        TableCell(f"{quantity.words}{quantity.arrow}", quantity.name),
         _side(change.before, scale),
         _side(change.after, scale),
         TableCell(
@@ -313,7 +316,8 @@ def _write(
     folded = f"{len(rows)} numbers before and after"
     differences = path.with_suffix(".csv")
     names = " and ".join(file.name for file in (differences, *tables))
-    models = f"Before: {before.model} ({before.weights}). After: {after.model} ({after.weights})."
+    names_of = told_apart([card.run for card in (before, after)], [before.folder, after.folder])
+    models = f"Before: {names_of[0]}. After: {names_of[1]}."
     page = rendered(
         "card.html",
         runs,
@@ -322,6 +326,7 @@ def _write(
         leads=[
             sentence(comparison),
             f"{models} {before.image_count} images of {before.data}.",
+            *filter(None, [small_sample_note(before.image_count) if before.image_count else ""]),
             *comparison.notes,
         ],
         parts=[*parts, Part("All differences", "all", heads=HEADS, rows=rows, folded=folded)],
@@ -408,22 +413,26 @@ def _card_tiles(
 ) -> list[tuple[str, str, str]]:
     """The tiles of a card: (title, numbers, difference)."""
     changes = {change.key: change for change in comparison.changes}
+    card = comparison.before[0]
+    told = {card.settings[label].suite for label, _ in TILES if label in card.settings}
+    of_suites = [key for suite in card.suites if suite.name not in told for key in suite.headline(card)]
     tiles = []
-    for label, metric in TILES:
-        if change := changes.get((label, metric)):
-            title = f"{label}: {change.quantity.title}{change.quantity.arrow}"
+    for key in dict.fromkeys((*TILES, *of_suites)):
+        if change := changes.get(key):
+            title = f"{change.setting.words}: {change.quantity.words}{change.quantity.arrow}"
             text = change.quantity.text
             sides = f"{text(change.before.mean)} → {text(change.after.mean)}"
-            tiles.append((title, sides, _difference(change.scale * change.difference, change.verdict)))
+            tiles.append((title, sides, _difference(change, change.scale)))
     for row in [row for row in faithfulness if row.method.partition("/")[0] != CHANCE][:1]:
-        title = f"{row.method}: {row.quantity.title}{row.quantity.arrow}"
+        title = f"{row.method}: {row.quantity.words}{row.quantity.arrow}"
         sides = f"{row.before:.1f} → {row.after:.1f}"
-        tiles.append((title, sides, _difference(row.difference, row.verdict)))
+        tiles.append((title, sides, _difference(row, 1.0)))
     return tiles
 
 
-def _difference(value: float, verdict: str) -> str:
-    return f"{value:+.3g}, {verdict or 'no significant change'}"
+def _difference(change: Change | FaithfulnessChange, scale: float) -> str:
+    few = f", only {plural(change.images, 'image')}" if small_sample_note(change.images) else ""
+    return f"{scale * change.difference:+.3g}, {change.verdict or 'no significant change'}{few}"
 
 
 def _faithfulness_row(change: FaithfulnessChange) -> list[TableCell]:
@@ -431,7 +440,7 @@ def _faithfulness_row(change: FaithfulnessChange) -> list[TableCell]:
     style = STYLES.get(change.verdict, "")
     return [
         TableCell(change.method, change.method),
-        TableCell(f"{change.quantity.title}{change.quantity.arrow}", change.metric),
+        TableCell(f"{change.quantity.words}{change.quantity.arrow}", change.metric),
         *(TableCell(change.quantity.text(value), value) for value in (change.before, change.after)),
         TableCell(f"{change.difference:+.3g}", change.difference, style, span),
         TableCell(str(change.images), change.images),

@@ -32,6 +32,7 @@ from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.quantity import plural
 from steadygaze.report import charts as svg
 from steadygaze.report.charts import LETTER, ticks
+from steadygaze.report.figures import write_figures
 from steadygaze.runs.card import Card
 from steadygaze.runs.ranking import Line, Section, share_text
 from steadygaze.runs.request import CHANCE
@@ -44,7 +45,7 @@ from steadygaze.runs.samples import (
 from steadygaze.runs.settings import FADED, BarChart, LineChart
 from steadygaze.runs.settings import Figure as Chart
 from steadygaze.runs.settings import Line as ChartLine
-from steadygaze.runs.statistics import INTERVALS, Cell, csv_text, markdown_text, small_sample_note
+from steadygaze.runs.statistics import INTERVALS, Cell, csv_text, markdown_text, small_sample_note, told_apart
 from steadygaze.runs.sweep import SweepNumber, SweepTable
 from steadygaze.untrusted import check_complete, damaged_files
 
@@ -210,6 +211,7 @@ def write_report(
     baseline: str | None = None,
     images: bool = True,
     repeats: int = 2000,
+    figures: str | Path | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> list[Path]:
     """Write the report of runs, as one HTML file that works offline, with table.csv and table.md beside it.
@@ -221,6 +223,7 @@ def write_report(
             the best one.
         images (bool): whether example images are included.
         repeats (int): number of bootstrap samples.
+        figures (str | Path): folder for the charts of the page as SVG and PDF files.
         on_progress (Callable): called while rows are read.
 
     Returns:
@@ -230,13 +233,19 @@ def write_report(
         rows = Rows.read(*folders)
         check_complete(rows.runs, rows.folders)
         rows.columns(on_progress)
+        folder = None if figures is None else Path(figures)
         if STRESS in rows.kinds:
-            return write_stress(rows, out, images=images, repeats=repeats)
-        return _write_verify(rows, out, baseline, images, repeats)
+            return write_stress(rows, out, images=images, repeats=repeats, figures=folder)
+        return _write_verify(rows, out, baseline, images, repeats, folder)
 
 
 def _write_verify(
-    rows: Rows, out: str | Path | None, baseline: str | None, images: bool, repeats: int
+    rows: Rows,
+    out: str | Path | None,
+    baseline: str | None,
+    images: bool,
+    repeats: int,
+    figures: Path | None = None,
 ) -> list[Path]:
     folders = rows.folders
     table = rows.table(repeats=repeats)
@@ -255,9 +264,18 @@ def _write_verify(
         metrics=explained,
     )
     path = Path(folders[0]) / "report.html" if out is None else Path(out)
-    return write_all(
+    written = write_all(
         {path: page, path.with_name("table.csv"): table.csv(), path.with_name("table.md"): table.markdown()}
     )
+    return written + _figure_files(
+        [f for part in parts for f in (*part["curves"], *part["figures"])], figures
+    )
+
+
+def _figure_files(figures: Sequence[Figure], folder: Path | None) -> list[Path]:
+    if folder is None:
+        return []
+    return write_figures([(figure.title, figure.note, figure.chart) for figure in figures], folder)
 
 
 def write_all(written: dict[Path, str]) -> list[Path]:
@@ -318,7 +336,7 @@ def _part(section: Section, rows: Rows, baseline: str | None, images: bool) -> d
     return {
         "section": section,
         "count": _count(section),
-        "headings": [(q.title, q.better, q.direction_text) for q in map(section.quantity, section.shown)],
+        "headings": [(q.words, q.better, q.direction_text) for q in map(section.quantity, section.shown)],
         "has_chance": any(method.partition(":")[0] == CHANCE for method, _ in section.lines),
         "lines": _ranking(section, base, ranks),
         "best": _called(section.ranked[0], section),
@@ -326,7 +344,7 @@ def _part(section: Section, rows: Rows, baseline: str | None, images: bool) -> d
         "metric": section.shown[0],
         "has_share": section.ceiling is not None and section.chance is not None,
         "base": _called(base, section),
-        "first": section.quantity(section.shown[0]).title,
+        "first": section.quantity(section.shown[0]).words,
         "caution": f"{small_sample_note(len(section.names))} {section.omission}".strip(),
         "legend": [(rank, _called(line, section)) for line, rank in ranks.items() if rank < FADED],
         "rest": max(0, len(drawn) - FADED),
@@ -406,9 +424,9 @@ def _curves(section: Section, ranks: dict[Line, int]) -> list[Figure]:
             if curve is not None:
                 series.append(ChartLine(_called(line, section), across, curve.tolist(), rank))
         if series and len(across) > 1:
-            title = f"{section.quantity(metric).title}: {drawn.axis}"
+            title = f"{section.quantity(metric).words}: {drawn.axis}"
             chart = svg.lines(LineChart(title, series, "share of the patches, %", drawn.axis))
-            figures.append(Figure(f"{drawn.title} ({section.quantity(metric).title})", drawn.better, chart))
+            figures.append(Figure(f"{drawn.title} ({section.quantity(metric).words})", drawn.better, chart))
     return figures
 
 
@@ -422,7 +440,7 @@ def _scatter(section: Section, ranks: dict[Line, int]) -> Figure | None:
                 limits = [(y.low, y.high)], [(x.low, x.high)]
                 points.append(ChartLine(_called(line, section), [x.value], [y.value], rank, *limits))
         if len(points) > 1:
-            axes = f"{section.quantity(across).title}, %", f"{section.quantity(up).title}, %"
+            axes = f"{section.quantity(across).words}, %", f"{section.quantity(up).words}, %"
             chart = svg.scatter(LineChart("insertion against deletion", points, *axes))
             return Figure(
                 "Insertion against deletion", "best at the top right; whiskers are 95 % intervals", chart
@@ -458,7 +476,7 @@ def _start(section: Section) -> Figure | None:
         layers, cells = [layer for layer, _ in points], [cell for _, cell in points]
         limits = [(cell.low, cell.high) for cell in cells]
         series.append(ChartLine(name, layers, [cell.value for cell in cells], rank, limits))
-    axis = f"{section.quantity(metric).title}, {section.quantity(metric).unit}".rstrip(", ")
+    axis = f"{section.quantity(metric).words}, {section.quantity(metric).unit}".rstrip(", ")
     chart = svg.lines(LineChart("start layer", series, "first layer that is added", axis, integers=True))
     return Figure("Where PLUS starts", legend((line.group, line.name) for line in series), chart)
 
@@ -485,11 +503,16 @@ def _explained(sections: Sequence[Section]) -> list[tuple[str, str, str]]:
     """Explain the metrics that are shown: (name, range and direction, meaning)."""
     known = {name: section.quantity(name) for section in sections for name in section.shown}
     shown = [q for q in known.values() if q.summary]
-    return [(q.title, q.range_text, f"{q.label}: {q.summary}" if q.label else q.summary) for q in shown]
+    return [(q.words, f"{q.name}: {q.range_text}", q.summary) for q in shown]
 
 
 def write_stress(
-    rows: Rows, out: str | Path | None = None, *, images: bool = True, repeats: int = 2000
+    rows: Rows,
+    out: str | Path | None = None,
+    *,
+    images: bool = True,
+    repeats: int = 2000,
+    figures: Path | None = None,
 ) -> list[Path]:
     """Write the report of these stress runs; returns the files: report.html, table.csv, table.md."""
     if rows.kinds != {STRESS}:
@@ -500,8 +523,19 @@ def write_stress(
     if not all(card.keys for card in cards):
         raise InputError(f"{', '.join(map(str, rows.folders))}: no rows yet. Run steadygaze stress first.")
     several = len(cards) > 1
-    parts = [part for i, card in enumerate(cards) for part in _parts(card, i if several else None, images)]
-    leads = [text for card in cards for text in (_lead(card), _unfinished(card)) if text]
+    names = told_apart(rows.runs, rows.folders or [None] * len(cards))
+    parts = [
+        part
+        for i, card in enumerate(cards)
+        for part in _parts(card, names[i], i if several else None, images)
+    ]
+    cautions = [small_sample_note(card.image_count) if card.image_count else "" for card in cards]
+    leads = [
+        text
+        for card, name, caution in zip(cards, names, cautions, strict=True)
+        for text in (_lead(card, name), caution, _unfinished(card))
+        if text
+    ]
     page = rendered(
         "card.html",
         rows.runs,
@@ -514,14 +548,15 @@ def write_stress(
     path = rows.folders[0] / "report.html" if out is None else Path(out)
     records = [record for card in cards for record in card.records()]
     markdown = "\n".join(_markdown(card) for card in cards)
-    return write_all(
+    written = write_all(
         {path: page, path.with_name("table.csv"): records_csv(records), path.with_name("table.md"): markdown}
     )
+    return written + _figure_files([figure for part in parts for figure in part.figures], figures)
 
 
-def _lead(card: Card) -> str:
+def _lead(card: Card, name: str) -> str:
     images = f", on {plural(card.image_count, 'image')} of {card.data}" if card.image_count else ""
-    return f"{card.model} under {plural(card.setting_count, 'setting')}{images}."
+    return f"{name} under {plural(card.setting_count, 'setting')}{images}."
 
 
 def _unfinished(card: Card) -> str:
@@ -535,8 +570,8 @@ def _unfinished(card: Card) -> str:
     )
 
 
-def _parts(card: Card, index: int | None, images: bool) -> list[Part]:
-    tail = "" if index is None else f": {card.model} {index + 1}"
+def _parts(card: Card, name: str, index: int | None, images: bool) -> list[Part]:
+    tail = "" if index is None else f": {name}"
     mark = "" if index is None else str(index + 1)
     parts = [Part(f"Summary{tail}", f"card{mark}", tiles=_tiles(card), text=f"{INTERVALS}.")]
     for suite in card.suites:
@@ -560,13 +595,12 @@ def _samples(card: Card, tail: str, mark: str) -> list[Part]:
 def _tiles(card: Card) -> list[tuple[str, str, str]]:
     tiles = []
     for suite in card.suites:
-        for key, title in suite.tiles.items():
-            number = card.numbers.get(key)
-            if number is not None:
-                heading = f"{number.setting.label}: {number.quantity.title}{number.quantity.arrow}"
-                value = f"{number.text(spread=False)} {number.quantity.unit}".strip()
-                notes = (number.spread_text, title, number.quantity.direction_text, number.note)
-                tiles.append((heading, value, "; ".join(filter(None, notes))))
+        for key, title in suite.headline(card).items():
+            number = card.numbers[key]
+            heading = f"{number.setting.words}: {number.quantity.words}{number.quantity.arrow}"
+            value = f"{number.text(spread=False)} {number.quantity.unit}".strip()
+            notes = (number.spread_text, title, number.quantity.direction_text, number.note)
+            tiles.append((heading, value, "; ".join(filter(None, notes))))
     return tiles
 
 
@@ -577,8 +611,8 @@ def _all_numbers(card: Card, tail: str, mark: str) -> Part:
         span = f"{scale * number.low:.4g} to {scale * number.high:.4g}" if number.has_interval else ""
         rows.append(
             [
-                TableCell(label, label),
-                TableCell(f"{metric}{number.quantity.arrow}", metric),
+                TableCell(number.setting.words, label),
+                TableCell(f"{number.quantity.words}{number.quantity.arrow}", metric),
                 TableCell(number.text(spread=False), number.value, "", span),
                 TableCell(str(number.images), number.images),
                 TableCell(number.note, number.note),
@@ -699,7 +733,8 @@ def panel(title: str, numbers: Sequence[SweepNumber]) -> str:
     def at(value: float) -> str:
         return f"{left + (value - low) / (high - low) * (WIDTH - left - 14):.1f}"
 
-    parts = [f'<text class="title" x="8" y="16">{escape(title)}</text>']
+    cut = " (the axis does not begin at 0)" if low > 0 else ""
+    parts = [f'<text class="title" x="8" y="16">{escape(title + cut)}</text>']
     for value in ticks(low, high):
         parts.append(
             f'<line class="grid" x1="{at(value)}" x2="{at(value)}" y1="{TITLE}" y2="{bottom}"/>'

@@ -67,8 +67,8 @@ class RemovalCheck:
         whole: The quantity on the whole image.
         insertion: The quantity with the k brightest patches alone; higher is better.
         deletion: The quantity without the k brightest patches; lower is better.
-        chance: The quantity without k patches of a random order. With k patches of one alone, it is this
-            curve from right to left.
+        chance: The quantity without k patches of a random order, measured at every second ratio, with
+            straight lines between. With k patches of one alone, it is this curve from right to left.
         spread: The largest magnitude of `versus_chance` that a random order reached.
         patches: Number of patches of an image.
         hiding: How patches were left out: "remove" (their tokens), "mask" (hidden from attention, where a

@@ -1,4 +1,4 @@
-"""Attention of clean and corrupted images: entropy, concentration, distance, diversity, stability.
+"""Attention of clean and corrupted images: entropy, concentration, distance, similarity, stability.
 
 A^l is (B, heads, N, N) after softmax, rows sum to 1; c_j = mean_i A_ij is what token j receives, Σ c_j = 1.
 
@@ -8,13 +8,15 @@ A^l is (B, heads, N, N) after softmax, rows sum to 1; c_j = mean_i A_ij is what 
 | gini      | Gini coefficient of c                                       | 0..1 − 1/N | few tokens dominate|
 | peak      | N · max_j c_j                                               | 1..N       | one token dominates|
 | distance  | mean_i Σ_j A'_ij |p_i − p_j|, patches only, A' renormalized | patches    | long range         |
-| diversity | mean over heads h < h' of cos(vec A_h, vec A_h')            | 0..1       | **less** diverse   |
-| tokens    | mean over tokens i < i' of cos(A_i, A_i')                   | 0..1       | **less** diverse   |
+| head_...  | mean over heads h < h' of cos(vec A_h, vec A_h')            | 0..1       | heads are alike    |
+| token_... | mean over tokens i < i' of cos(A_i, A_i')                   | 0..1       | tokens are alike   |
 | stability | cos(vec A_h(clean), vec A_h(corrupted))                     | 0..1       | unchanged          |
 
-Entropy as in Context Broadcasting (docs/equations.md#attention-entropy), stability and diversity as in TAP
-(docs/equations.md#attention-stability), distance as in ViT (Dosovitskiy et al., app. D.7) with patches as the
-unit. Fused attention is seen through the seam, and only one layer at a time is held.
+head_similarity, token_similarity: lower is more diverse.
+
+Entropy as in Context Broadcasting (docs/equations.md#attention-entropy), stability and head similarity as in
+TAP (docs/equations.md#attention-stability), distance as in ViT (Dosovitskiy et al., app. D.7) with patches as
+the unit. Fused attention is seen through the seam, and only one layer at a time is held.
 """
 
 import itertools
@@ -40,9 +42,9 @@ Map = Float[Tensor, "b heads n n"]
 
 @dataclass(frozen=True)
 class AttentionMeasures:
-    """One number for each image, layer and head, (B, L, heads); diversity (B, L); see the table above.
+    """One number for each image, layer and head, (B, L, heads); head_similarity (B, L); see the table above.
 
-    NaN where a layer has fewer heads than another, and for the diversity of a single head.
+    NaN where a layer has fewer heads than another, and for the head similarity of a single head.
     """
 
     entropy: Float[Tensor, "b l heads"]
@@ -50,8 +52,8 @@ class AttentionMeasures:
     gini: Float[Tensor, "b l heads"]
     peak: Float[Tensor, "b l heads"]
     distance: Float[Tensor, "b l heads"]
-    diversity: Float[Tensor, "b l"]
-    token_diversity: Float[Tensor, "b l heads"]
+    head_similarity: Float[Tensor, "b l"]
+    token_similarity: Float[Tensor, "b l heads"]
     logits: Float[Tensor, "b classes"]
     top: int
 
@@ -91,7 +93,7 @@ def walk(
 def attention_measures(
     model: nn.Module | ViT, images: Float[Tensor, "b c h w"], *, top: int = TOP
 ) -> AttentionMeasures:
-    """Entropy, overfocus, concentration, distance and diversity of every layer, in one forward pass.
+    """Entropy, overfocus, concentration, distance and similarity of every layer, in one forward pass.
 
     Examples:
         >>> import steadygaze as sg
@@ -101,10 +103,8 @@ def attention_measures(
     """
     vit = adapt(model)
     far = patch_distances(vit, images)
-    values_of: dict[str, list[Tensor]] = {
-        name: []
-        for name in ("entropy", "overfocus", "gini", "peak", "distance", "diversity", "token_diversity")
-    }
+    names = "entropy", "overfocus", "gini", "peak", "distance", "head_similarity", "token_similarity"
+    values_of: dict[str, list[Tensor]] = {name: [] for name in names}
 
     def see(layer: int, a: Map) -> None:
         values_of["entropy"].append(entropy(a))
@@ -112,8 +112,8 @@ def attention_measures(
         values_of["gini"].append(gini(a))
         values_of["peak"].append(peak(a))
         values_of["distance"].append(distance(a, far))
-        values_of["diversity"].append(diversity(a))
-        values_of["token_diversity"].append(token_diversity(a))
+        values_of["head_similarity"].append(head_similarity(a))
+        values_of["token_similarity"].append(token_similarity(a))
 
     (logits,) = walk(vit, [images], see)
     return AttentionMeasures(
@@ -156,7 +156,7 @@ def peak(a: Map) -> Float[Tensor, "b heads"]:
     return a.shape[-1] * at_least_float32(a).mean(-2).amax(-1)
 
 
-def diversity(a: Map) -> Float[Tensor, " b"]:
+def head_similarity(a: Map) -> Float[Tensor, " b"]:
     """Mean cosine between the maps of two heads; lower is more diverse. NaN for a single head."""
     flat = nn.functional.normalize(at_least_float32(a).flatten(2), dim=-1)
     cosines = flat @ flat.transpose(1, 2)
@@ -167,11 +167,11 @@ def diversity(a: Map) -> Float[Tensor, " b"]:
     return cosines[:, list(rows), list(columns)].mean(-1)
 
 
-def token_diversity(a: Map) -> Float[Tensor, "b heads"]:
+def token_similarity(a: Map) -> Float[Tensor, "b heads"]:
     """Mean cosine between the attention of two tokens (rows); lower is more diverse, 1: all attend alike.
 
     Examples:
-        >>> token_diversity(torch.full((1, 1, 4, 4), 0.25)).item()
+        >>> token_similarity(torch.full((1, 1, 4, 4), 0.25)).item()
         1.0
     """
     rows = nn.functional.normalize(at_least_float32(a), dim=-1)

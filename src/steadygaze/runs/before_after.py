@@ -22,10 +22,10 @@ from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.quantity import Quantity, mean
 from steadygaze.runs.ranking import Line, Section
 from steadygaze.runs.request import DEFAULT_METRICS, StressRequest, VerifyRequest
-from steadygaze.runs.rows import Rows
+from steadygaze.runs.rows import Rows, read_run
 from steadygaze.runs.shards import World
 from steadygaze.runs.statistics import difference
-from steadygaze.runs.stress import prepare_stress, run_stress
+from steadygaze.runs.stress import PreparedStress, prepare_stress, run_stress
 from steadygaze.runs.verify import prepare_verify, run_verify
 from steadygaze.untrusted import damaged_files
 
@@ -65,6 +65,7 @@ class CardRequest:
     methods: Sequence[str] = (DEFAULT,)
     metrics: Sequence[str] = ()
     masks: Path | None = None
+    groups: Sequence[str] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     model_options: Mapping[str, Any] = field(default_factory=dict)
     limit: int | None = None
@@ -74,14 +75,46 @@ class CardRequest:
     command: str = ""
 
 
-def measure_side(
-    side: str, name: str, request: CardRequest, world: World, on_progress: OnProgress = ignore_progress
-) -> Path:
-    """The folder with stress/ and verify/ of a side, measured now unless it is such a folder. name: before or
-    after."""
+@dataclass(frozen=True)
+class Side:
+    """A model before it is measured, or the folder of an earlier measurement.
+
+    Attributes:
+        folder: With stress/ and verify/, now or in the end.
+        classes: Number of classes; None if an earlier run does not say.
+        class_names: By class; of an earlier run, those of its images.
+        stress: The run that is to be made; None for an earlier measurement.
+        verify: The run after it.
+    """
+
+    folder: Path
+    classes: int | None
+    class_names: Mapping[int, str]
+    stress: tuple[StressRequest, PreparedStress] | None = None
+    verify: VerifyRequest | None = None
+
+
+def measure_sides(
+    before: str, after: str, request: CardRequest, world: World, on_progress: OnProgress = ignore_progress
+) -> list[Path]:
+    """The folders with stress/ and verify/ of both sides, measured now unless they are such folders. The
+    classes of both are compared first."""
+    sides = [_side(side, name, request, world) for side, name in ((before, "before"), (after, "after"))]
+    _check_classes(*sides)
+    for side in sides:
+        if side.stress is not None and side.verify is not None:
+            stress, prepared = side.stress
+            run_stress(stress, world, on_progress, prepared)
+            run_verify(side.verify, world, on_progress, prepare_verify(side.verify, world))
+    return [side.folder for side in sides]
+
+
+def _side(side: str, name: str, request: CardRequest, world: World) -> Side:
     folder = Path(side)
     if (folder / "stress" / "run.json").is_file() and (folder / "verify" / "run.json").is_file():
-        return folder
+        run = read_run(folder / "stress")
+        names = {int(label): words for label, words in run.get("about", {}).get("classes", {}).items()}
+        return Side(folder, run["settings"].get("classes"), names)
     if (folder / "run.json").is_file():
         raise InputError(
             f"{side} contains a single run: expected a model, or a folder with stress/ and verify/. "
@@ -109,10 +142,10 @@ def measure_side(
         **common,
         out=out / "stress",
         suites=list(request.suites),
+        groups=request.groups,
         options=request.options,
         map_method=request.methods[0],
     )
-    run_stress(stress, world, on_progress, prepare_stress(stress, world))
     verify = VerifyRequest(
         **common,
         out=out / "verify",
@@ -120,8 +153,32 @@ def measure_side(
         metrics=list(request.metrics) or DEFAULT_METRICS,
         random=True,
     )
-    run_verify(verify, world, on_progress, prepare_verify(verify, world))
-    return out
+    prepared = prepare_stress(stress, world)
+    loaded = prepared.loaded
+    names = dict(enumerate(loaded.class_names)) if loaded is not None and loaded.class_names else {}
+    return Side(out, prepared.settings.get("classes"), names, (stress, prepared), verify)
+
+
+def _check_classes(before: Side, after: Side) -> None:
+    """Numbers of two models are differences only if their classes are the same."""
+    if None not in (before.classes, after.classes) and before.classes != after.classes:
+        raise InputError(
+            f"expected two models of the same classes, got {before.classes} classes before and "
+            f"{after.classes} after. Nothing was measured."
+        )
+    shared = [label for label in before.class_names if label in after.class_names]
+    names = [(_plain(before.class_names[label]), _plain(after.class_names[label])) for label in shared]
+    other = [(label, *pair) for label, pair in zip(shared, names, strict=True) if pair[0] != pair[1]]
+    if 2 * len(other) > len(shared):  # a few may be spelled in another way
+        examples = "; ".join(f"{label}: {was}, {now}" for label, was, now in other[:3])
+        raise InputError(
+            f"expected two models of the same classes, got other names of {len(other)} of {len(shared)} "
+            f"({examples}). Nothing was measured."
+        )
+
+
+def _plain(name: str) -> str:
+    return name.partition(",")[0].replace("_", " ").strip().casefold()
 
 
 def faithfulness_changes(before: Path, after: Path) -> list[FaithfulnessChange]:

@@ -92,6 +92,20 @@ class SuiteResults:
     compared: ClassVar[tuple[str, ...]] = ()
     uneven_details: ClassVar[frozenset[str]] = frozenset()
 
+    def headline(self, card: Card) -> dict[Key, str]:
+        """The numbers that stand large at the top of a report, with words: those of `tiles`, and where the
+        run has none of them, the first number of each setting, of a series the last level."""
+        chosen = {key: words for key, words in self.tiles.items() if key in card.numbers}
+        if chosen:
+            return chosen
+        first: dict[Setting, Key] = {}  # number of each setting
+        for key, number in card.numbers.items():
+            if number.setting.suite == self.name:
+                first.setdefault(number.setting, key)
+        major = [setting for setting in first if not setting.minor]
+        last = {setting.name: first[setting] for setting in major or first}
+        return dict.fromkeys(last.values(), "")
+
     def numbers(self, card: Card, population: str) -> Iterator[Score]:
         """Numbers of single settings that are no mean over images."""
         return iter(())
@@ -222,6 +236,20 @@ class Card:
                 images = self._all.text("image", rows)
                 answers.update((image, (pair[0], pair[1])) for image, pair in zip(images, pairs, strict=True))
         return answers
+
+    @cached_property
+    def groups(self) -> list[str] | None:
+        """The group of each image of the data, in order of name, empty where it is unknown; None without
+        groups."""
+        key = CLEAN.label, TOP1.name
+        if not self.run["settings"].get("groups") or key not in self.keys:
+            return None
+        table = self._table(CLEAN.label)
+        rows = table.rows(key)
+        groups = [""] * len(table)
+        for rank, group in zip(table.ranks(rows), self._all.text("note", rows), strict=True):
+            groups[rank] = group
+        return groups
 
     # -- what was measured -------------------------------------------------------------------------
 

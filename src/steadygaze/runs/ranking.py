@@ -34,9 +34,11 @@ from steadygaze.runs.statistics import (
     csv_text,
     difference,
     interval,
+    latex_text,
     markdown_text,
     mean_differences,
     small_sample_note,
+    told_apart,
 )
 
 if TYPE_CHECKING:
@@ -104,6 +106,13 @@ def distinction(rows: Rows, group: Sequence[int], groups: Sequence[Sequence[int]
         changed.append("maps")
     if others and not changed:
         return f"images of {rows.folders[group[0]].name}"
+    if "weights" in changed:
+        numbers = [group[0], *(other[0] for other in groups if other is not group)]
+        runs = [rows.runs[i] for i in numbers]
+        names = told_apart(runs, [rows.folders[i] if rows.folders else None for i in numbers])
+        mark = names[0].removeprefix(f"{own['model']} ").strip("()")
+        others_text = [f"{key} {_value_text(own.get(key))}" for key in changed if key != "weights"]
+        return ", ".join([mark, *others_text])
     return ", ".join(f"{key} {_value_text(own.get(key))}" for key in changed)
 
 
@@ -551,6 +560,44 @@ class Table:
         return "\n\n".join(parts) + "\n"
 
     __str__ = markdown
+
+    def latex(self) -> str:
+        """A LaTeX table for each section, for the package booktabs: value [low, high], best in bold."""
+        parts = []
+        for section in self.sections:
+            best = {metric: section.best(metric) for metric in section.shown}
+            shown = [section.quantity(metric) for metric in section.shown]
+            with_share = section.ceiling is not None and section.chance is not None
+            heads = ["method", "score", *(f"{q.title}{q.arrow}" for q in shown)]
+            heads += [SHARE] if with_share else []
+            images = plural(len(section.table), "image")
+            caution = small_sample_note(len(section.table))
+            caption = f"{section.title}, {images}; 95 % intervals. {caution}".strip()
+            lines = [
+                r"\begin{table}",
+                r"\centering",
+                rf"\caption{{{latex_text(caption)}}}",
+                rf"\begin{{tabular}}{{ll{'r' * (len(heads) - 2)}}}",
+                r"\toprule",
+                rf"{' & '.join(map(latex_text, heads))} \\",
+                r"\midrule",
+            ]
+            for line in section.lines:
+                cells = [
+                    _latex_cell(section.cells.get((q.name, line)), q, best[q.name] == line) for q in shown
+                ]
+                cells += [latex_text(share_text(section.share(section.shown[0], line)))] if with_share else []
+                lines.append(rf"{' & '.join([*map(latex_text, line), *cells])} \\")
+            parts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]))
+        return "\n\n".join(parts) + "\n"
+
+
+def _latex_cell(cell: Cell | None, shown: Quantity, bold: bool) -> str:
+    if cell is None or np.isnan(cell.value):
+        return "--"
+    value, low, high = (latex_text(shown.text(number)) for number in (cell.value, cell.low, cell.high))
+    best = rf"\textbf{{{value}}}"
+    return rf"{best if bold else value} {{\scriptsize [{low}, {high}]}}"
 
 
 def _cell_text(cell: Cell | None, shown: Quantity, bold: bool) -> str:

@@ -120,8 +120,11 @@ class Setting:
 
     def __post_init__(self) -> None:
         if not self.label:
-            text = self.name if self.level is None else f"{self.name}/{level_text(self.level)}"
-            object.__setattr__(self, "label", text)
+            object.__setattr__(self, "label", self._default_label)
+
+    @property
+    def _default_label(self) -> str:
+        return self.name if self.level is None else f"{self.name}/{level_text(self.level)}"
 
     @property
     def population(self) -> str:
@@ -131,8 +134,9 @@ class Setting:
 
     @property
     def words(self) -> str:
-        """The name for people."""
-        return self.name.replace("_", " ")
+        """The label for people, with its level: "gaussian noise 3"."""
+        words = self.label.replace("_", " ")
+        return words.replace("/", " ") if self.label == self._default_label else words
 
     def record(self) -> dict[str, Any]:
         """As written to run.json."""

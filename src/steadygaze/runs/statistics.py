@@ -15,10 +15,11 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from steadygaze.errors import InputError
 from steadygaze.quantity import Combine, pooled
@@ -240,6 +241,19 @@ def _any(
     return function
 
 
+def resampled_share(
+    values: Float[np.ndarray, " n"], known: Bool[np.ndarray, " n"], repeats: int, seed: int
+) -> Float[np.ndarray, " r"]:
+    """The mean of the known values of the data, then of every resampled data set, NaN where none is known;
+    with the same draws as `bootstrap`."""
+    hits, of = np.where(known, values, 0.0), known.astype(np.float64)
+    samples = [np.array([hits.sum() / of.sum()])]
+    for counts in draws(len(values), repeats, seed):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            samples.append((counts @ hits) / (counts @ of))
+    return np.concatenate(samples)
+
+
 def interval(samples: Float[np.ndarray, "r *k"]) -> tuple[np.ndarray, np.ndarray]:
     """The limits of the middle 95 % of the resampled numbers; NaN if none is defined.
 
@@ -324,6 +338,57 @@ def markdown_text(text: str) -> str:
     """
     one_line = " ".join(text.split())
     return re.sub(r"([\\`*|\[\]])", r"\\\1", escape(one_line, quote=False))
+
+
+LATEX = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"$<$",
+    ">": r"$>$",
+    "|": r"$|$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "−": "$-$",
+    "–": "--",
+    "±": r"$\pm$",
+}
+
+
+def latex_text(text: str) -> str:
+    r"""A name as LaTeX text on one line: no commands, no end of a cell.
+
+    >>> print(latex_text("gaze_outline & 5 % ↑"))
+    gaze\_outline \& 5 \% $\uparrow$
+    """
+    return "".join(LATEX.get(sign, sign) for sign in " ".join(text.split()))
+
+
+def told_apart(runs: Sequence[dict[str, Any]], folders: Sequence[Path | None]) -> list[str]:
+    """The names of the models of runs; different weights of one name with the checkpoint, the folder of the
+    model or that of the run, the first of these that tells them apart, else with their hash.
+
+    >>> run = {"settings": {"model": "vit", "checkpoint": "a.pt", "weights": "01"}}
+    >>> other = {"settings": {"model": "vit", "checkpoint": "b.pt", "weights": "02"}}
+    >>> told_apart([run, other], [None, None]), told_apart([run, run], [None, None])
+    (['vit (a.pt)', 'vit (b.pt)'], ['vit', 'vit'])
+    """
+    facts = [run["settings"] for run in runs]
+    names = [str(one["model"]) for one in facts]
+    weights = [str(one["weights"]) for one in facts]
+    if len(set(zip(names, weights, strict=True))) == len(set(names)):
+        return names
+    given = [run.get("about", {}).get("given", {}) for run in runs]
+    marks = [
+        [str(one.get("checkpoint") or "") for one in facts],
+        ["/".join(Path(str(one.get("model") or "")).parts[-2:]) for one in given],
+        ["" if folder is None else "/".join(folder.parts[-2:]) for folder in folders],
+    ]
+    for mark in marks:
+        if len(set(zip(names, weights, strict=True))) == len(set(zip(names, mark, strict=True))):
+            return [f"{name} ({own})" if own else name for name, own in zip(names, mark, strict=True)]
+    return [f"{name} ({own})" for name, own in zip(names, weights, strict=True)]
 
 
 def small_sample_note(images: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from steadygaze.errors import InputError
 from steadygaze.robustness.attacks import budget, fgsm, pgd
-from steadygaze.runs.card import Card
+from steadygaze.runs.card import Card, Key
 from steadygaze.runs.evaluator import Evaluator, Measurement
 from steadygaze.runs.settings import CLEAN, TOP1, Condition, Figure, Line, LineChart, Setting
 from steadygaze.runs.source import Batch
@@ -70,6 +70,10 @@ class Attacks(Suite):
         Option("pgd_steps", parse_steps, 10),
     )
     compared = ("pgd_steps",)
+
+    def headline(self, card: Card) -> dict[Key, str]:
+        keys = super().headline(card)
+        return {key: f"epsilon {card.settings[key[0]].level:g}/255" for key in keys}
 
     def conditions(self, evaluator: Evaluator) -> Iterator[Condition]:
         for name in ATTACKS:

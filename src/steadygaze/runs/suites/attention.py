@@ -3,7 +3,7 @@ docs/equations.md#attention-stability).
 
 | setting | metrics |
 | --- | --- |
-| `clean` | attention_entropy, _overfocus, _gini, _peak, _distance, _diversity, _token_diversity |
+| `clean` | attention_entropy, _overfocus, _gini, _peak, _distance, _head_similarity, _token_similarity |
 | each corruption at one severity, such as `fog/3` | the same, and attention_stability |
 
 A row's value is the mean over layers, its detail the mean over heads of each layer. Score:
@@ -48,8 +48,8 @@ SUMMARIES = {
     "gini": "inequality of the attention that tokens receive; 0: even",
     "peak": "the most attended token, in multiples of an even share",
     "distance": "in patches; high: attends to distant tokens",
-    "diversity": "cosine between heads; lower is more diverse",
-    "token_diversity": "cosine between the attention of two tokens; lower is more diverse",
+    "head_similarity": "cosine between heads; higher: heads attend to the same",
+    "token_similarity": "cosine between the attention of two tokens; higher: tokens attend to the same",
 }
 MEASURES = {
     name: Quantity(f"attention_{name}", better="neither", summary=text) for name, text in SUMMARIES.items()
@@ -106,8 +106,8 @@ class Attention(Suite):
                 measures.gini(a),
                 measures.peak(a),
                 measures.distance(a, distances),
-                measures.diversity(a),
-                measures.token_diversity(a),
+                measures.head_similarity(a),
+                measures.token_similarity(a),
             )
             for metric, value in zip(CLEAN_METRICS, values, strict=True):
                 by_layer[metric].append(value if value.dim() == 1 else value.mean(1))
@@ -129,7 +129,7 @@ class Attention(Suite):
         )
         images = [Image.fromarray(view) for view in views]
         sheet = measures.attention_figure(evaluator.model, clean, under, cell=160, images=images)
-        title = f"Attention of the last layer: clean, and under {setting.words} {setting.level}."
+        title = f"Attention of the last layer: clean, and under {setting.words}."
         yield SampleImage(f"{title} Bright columns: tokens that all others attend to.", sheet, wide=True)
 
     def scores(self, card: Card) -> Iterator[Score]:

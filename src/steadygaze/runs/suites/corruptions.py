@@ -159,7 +159,7 @@ class Corruptions(Suite):
     def samples(self, evaluator: Evaluator, image: ImageView) -> Iterator[SampleImage]:
         yield SampleImage("clean", Image.fromarray(image.pixels()))
         for setting in sample_settings(self):
-            yield SampleImage(f"{setting.words} {setting.level}", Image.fromarray(corrupted(image, setting)))
+            yield SampleImage(setting.words, Image.fromarray(corrupted(image, setting)))
 
     def scores(self, card: Card) -> Iterator[Score]:
         yield from corruption_scores(card, self.name, "", "made in memory, no JPEG")
@@ -180,7 +180,7 @@ class Corruptions(Suite):
                     bars.append(Bar(words, 100 * spread.mean, 100 * spread.low, 100 * spread.high, group))
         if bars:
             caption = "whiskers, if any: from the lowest to the highest seed"
-            x_label = "top1 error, mean over severities, %"
+            x_label = "top-1 error, mean over severities, %"
             yield BarChart("Error by corruption", bars, x_label, caption, highest=100)
 
 
@@ -293,7 +293,7 @@ def corruption_figures(card: Card, suite: str, source: str, words: str) -> Itera
     if not settings:
         return
     labels = {name: _score_setting(suite, source, name).label for name in settings}
-    yield error_bars(card, labels, ERROR, f"Error by corruption{words}", "top1 error")
+    yield error_bars(card, labels, ERROR, f"Error by corruption{words}", "top-1 error")
     yield from severity_lines(card, settings, TOP1, f"Accuracy by severity{words}", "accuracy, %")
     yield from calibration_lines(card, settings, f"Calibration by severity{words}")
 

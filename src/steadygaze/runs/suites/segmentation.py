@@ -134,7 +134,7 @@ class Segmentation(Suite):
         """Colored by the class that the model predicts for each pixel."""
         yield SampleImage("clean", _tinted(evaluator, image.pixels()))
         for setting in sample_settings(self):
-            title = f"{setting.words} {setting.level}"
+            title = setting.words
             yield SampleImage(title, _tinted(evaluator, corrupted(image, setting)))
 
     def numbers(self, card: Card, population: str) -> Iterator[Score]:

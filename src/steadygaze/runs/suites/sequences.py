@@ -134,7 +134,7 @@ def flip_tables(card: Card, suite: str, source: str) -> Iterator[Table]:
 
 def flip_figures(card: Card, suite: str, source: str, words: str) -> Iterator[Figure]:
     settings = by_perturbation(card, suite, source, FLIPS)
-    bars = [bar(card.numbers[s.label, FLIPS.name], s.words) for s in settings.values()]
+    bars = [bar(card.numbers[s.label, FLIPS.name], s.name.replace("_", " ")) for s in settings.values()]
     if bars:
         title = f"Flips in perturbation sequences{words}"
         yield BarChart(title, bars, "frames whose prediction flips, %", "lower is steadier")
