@@ -298,7 +298,7 @@ def check_truth(metrics: Iterable[Metric], model: nn.Module) -> None:
     for entry in metrics:
         if entry.suite and not hasattr(model, entry.suite):
             raise InputError(
-                f"{entry.name}: expected a model and images whose truth is known, got "
+                f"{entry.name}: expected a model whose true patch importance or part effects are known, got "
                 f"{type(model).__name__}. Use verify with suite={entry.suite!r}.",
                 option="metrics",
             )

@@ -102,7 +102,7 @@ def summary(rows: Rows) -> pd.DataFrame:
     frame = rows.to_pandas()
     lines = {}
     for line, own in frame.groupby(["method", "score"], observed=True, sort=False):
-        by_metric = dict(own.groupby("metric", observed=True))
+        by_metric = dict(iter(own.groupby("metric", observed=True)))
         scores: dict[str, float] = {}
         if NAMES[0] in by_metric:
             details = [None if d is None else list(d) for d in by_metric[NAMES[0]]["detail"]]

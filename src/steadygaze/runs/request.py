@@ -330,7 +330,7 @@ class VerifyRequest(Request):
         "ground_truth, instead of a model and data: small ViTs with hand-set weights whose true patch "
         "importance is known exactly; takes seconds. mosaics: do maps find the class among four images of "
         "the data folder? funnybirds: do maps name the parts that the model uses? The data is a folder in "
-        "the layout of FunnyBirds. None needs an output folder.",
+        "the layout of FunnyBirds. An output folder is optional.",
         python='"ground_truth", instead of `model` and `data`: small ViTs with hand-set weights whose true '
         'patch importance is known exactly (docs/evidence/ground_truth.md). "mosaics": mosaics of images '
         "of the folder `data` that the model classifies correctly, measured by focus and grid_pointing. "
