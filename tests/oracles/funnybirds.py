@@ -9,6 +9,7 @@ import re
 from itertools import chain, combinations
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 PIECES = {
@@ -52,7 +53,7 @@ def protocol(root: Path, logits, explain) -> dict[str, float]:
         field = next(value for key, value in described.items() if key.startswith("bg_"))
         count = len(re.findall(r"\b\d+\b", field))
         places = {}  # color -> its pixels
-        for place, color in enumerate(codes.getdata()):
+        for place, color in enumerate(map(tuple, np.array(codes).reshape(-1, 3).tolist())):
             places.setdefault(color, []).append(divmod(place, codes.width))
         colors = {**PIECES, **{k: [(204, 204, 204 + k)] for k in range(count)}}
 

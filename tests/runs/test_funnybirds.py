@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 import steadygaze as sg
+from steadygaze.cli import app
 from steadygaze.faithfulness.funnybirds import NAMES
 from steadygaze.models.layers import small_vit
 from steadygaze.runs.funnybirds import summary
@@ -67,6 +69,25 @@ def test_runs_are_resumed(loaded, folder, tmp_path):
     assert {row["image"] for row in rows} == {"0"} and len(rows) == 2 * len(NAMES)
     again = sg.verify(loaded, folder, suite="funnybirds", methods="gradcam", limit=1, out=tmp_path / "run")
     assert [row["value"] for row in again] == [row["value"] for row in rows]
+
+
+def test_the_command_prints_the_scores(folder):
+    words = [
+        "verify",
+        "--suite",
+        "funnybirds",
+        "-m",
+        "embedded",
+        "-d",
+        str(folder),
+        "-n",
+        "1",
+        "-M",
+        "gradcam",
+    ]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert all(word in result.output for word in ("gradcam", "csdc", "threshold", "con", "mean"))
 
 
 def test_what_is_missing_is_told(loaded, folder, tmp_path):
