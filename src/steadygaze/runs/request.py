@@ -37,7 +37,7 @@ METHODS, SUITES, OUTPUT = "Methods and metrics", "Suites", "Output"  # groups of
 CHANCE = "random"  # the method whose numbers are the chance level
 CEILING, SEARCHED = "ceiling", "greedy"  # the line of the best values of searched orders; their method
 DEFAULT_METRICS = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
-VERIFY_SUITES = ("ground_truth", "mosaics")
+VERIFY_SUITES = ("ground_truth", "mosaics", "funnybirds")
 TOO_LARGE = 2**63  # generators of torch take seeds of 64 bits
 
 
@@ -329,11 +329,14 @@ class VerifyRequest(Request):
         None,
         "ground_truth, instead of a model and data: small ViTs with hand-set weights whose true patch "
         "importance is known exactly; takes seconds. mosaics: do maps find the class among four images of "
-        "the data folder? Neither needs an output folder.",
+        "the data folder? funnybirds: do maps name the parts that the model uses? The data is a folder in "
+        "the layout of FunnyBirds. An output folder is optional.",
         python='"ground_truth", instead of `model` and `data`: small ViTs with hand-set weights whose true '
         'patch importance is known exactly (docs/evidence/ground_truth.md). "mosaics": mosaics of images '
         "of the folder `data` that the model classifies correctly, measured by focus and grid_pointing. "
-        "`limit` is the number of images of each task, or of mosaics of each kind.",
+        '"funnybirds": the protocol of FunnyBirds on the folder `data` in its layout, whose images lack '
+        "parts one by one. `limit` is the number of images of each task, of mosaics of each kind, or of test "
+        "images.",
         metavar="NAME",
     )
     out: Path | None = shared(
