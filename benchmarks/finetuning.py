@@ -90,12 +90,17 @@ AGAIN = (
 )
 ROLLOUT = SIDE["map by rollout, relevance only"]
 TOKENCUT = SIDE["TokenCut masks, centered keys"]
+HALF: dict[str, Any] = {"data.images": [10, 13], "epochs": 2 * EPOCHS}
 LATER: dict[str, dict[str, Any]] = {  # of the replication: without human masks, and with half the images
     "rollout only, TokenCut masks": ROLLOUT | TOKENCUT,
-    "rollout only, half the images": ROLLOUT | {"data.images": [10, 13], "epochs": 2 * EPOCHS},
-    "rollout only, TokenCut masks, half the images": ROLLOUT
+    "rollout only, half the images": ROLLOUT | HALF,
+    "rollout only, TokenCut masks, half the images": ROLLOUT | TOKENCUT | HALF,
+    "CFT, TokenCut masks, half the images": {"losses": {"cft": {}}} | TOKENCUT | HALF,
+    "CFT by rollout only, TokenCut masks, half the images": {
+        "losses": {"cft": {"method": "rollout", "accuracy": 0.0}}
+    }
     | TOKENCUT
-    | {"data.images": [10, 13], "epochs": 2 * EPOCHS},
+    | HALF,
 }
 KINDS = {
     "location": {"values": [(0.1, 0.1), (0.9, 0.3), (0.3, 0.9)]},

@@ -3,7 +3,7 @@ inside a function, for type checkers only, and by the name in a string.
 
     errors <- registry, progress, files, seeding, quantity, notebook, untrusted <- target
     <- results, data <- models <- vit <- questions <- modules <- loading <- trace <- methods <- look
-    <- faithfulness, robustness, training <- losses <- runs <- report <- app <- cli
+    <- faithfulness, robustness, training <- losses, callbacks <- runs <- report <- app <- cli
 
 A room may import itself and rooms of lower levels. Rooms of one level do not import one another, and the
 modules of a room do not import one another in a circle.
@@ -33,7 +33,7 @@ LEVELS = (
     ("methods",),
     ("look",),
     ("faithfulness", "robustness", "training"),
-    ("losses",),
+    ("losses", "callbacks"),
     ("runs",),
     ("report",),
     ("app",),
@@ -48,7 +48,6 @@ ALLOWED = {
     "transformers": MODEL_ROOMS,
     "torchvision": MODEL_ROOMS,
     "open_clip": MODEL_ROOMS,
-    "torchattacks": ("robustness.attacks",),
     "gradio": ("app",),
 }
 NO_MODEL_CODE = (  # transforms and lists of classes; optimizers, schedules and averages; tokenizers

@@ -21,7 +21,7 @@ PUBLIC = (
     "CheckpointError "
     "BrokenMapError RowsNotWrittenError DegenerateMapWarning PartialMapWarning ModelChangedError "
     "ImagesOutOfRangeWarning DamagedDataWarning MemoryUseWarning "
-    "errors faithfulness losses methods models modules robustness training __version__"
+    "callbacks errors faithfulness losses methods models modules robustness training __version__"
 )
 
 

@@ -1,3 +1,4 @@
+from . import callbacks as callbacks
 from . import errors as errors
 from . import faithfulness as faithfulness
 from . import losses as losses

@@ -31,7 +31,7 @@ from steadygaze.training.losses.registry import class_logits
 from steadygaze.training.recipe import explain_validation_error
 from steadygaze.vit.adapt import unwrapped
 
-__all__ = ["ADL", "RRR", "GradMask", "PatchConsistency", "Relevance"]
+__all__ = ["ADL", "CFT", "RRR", "GradMask", "PatchConsistency", "Relevance"]
 
 
 _OPEN: list[DiversitySeam] = []  # of ADL blocks that have not ended
@@ -140,9 +140,9 @@ class _ByMasks(_OwnLoop):
         Args:
             model: The model that is trained: a module, or what `load_model` or `adapt` returns.
             images: (B, 3, H, W), normalized.
-            masks: (B, H, W) or (B, 1, H, W): the object is 1, 255 or True, the background 0 or False. Floats
-                between are shares of the object; the value 128 in masks of 0, 128 and 255 is border and not
-                counted.
+            masks: (B, H, W), or (B, K, H, W) for K parts or concepts whose union is the object: the object is
+                1, 255 or True, the background 0 or False. Floats between are shares of the object; the value
+                128 in masks of 0, 128 and 255 is border and not counted.
             labels: (B,) classes.
         """
         name = type(self).__name__
@@ -229,7 +229,74 @@ class Relevance(_ByMasks):
         super().__init__(**_given(locals()))
 
 
-class GradMask(_ByMasks):
+class CFT(_ByMasks):
+    """Concept-guided fine-tuning: attribution maps on the concepts of a class (Elisha et al. 2026).
+
+    Calling it with (model, images, masks, labels) runs the model once and returns
+
+        alignment · (context · L_ctx + concept · L_con) + accuracy · L_acc
+
+    Masks are (B, K, H, W), one for each of K concepts ("beak", "wing"); a concept that an image lacks is 0
+    everywhere. Their union is what the map should cover, so one mask of it, (B, H, W), is the same.
+
+    Args:
+        method: Method of the map. "gae" is what the authors' code computes; the paper names AttnLRP, which is
+            "attnlrp" with `second_order=True`.
+        alignment: Weight of the terms of the map.
+        accuracy: Weight of the cross-entropy with `confident_of`.
+        context: Weight of the map outside the concepts.
+        concept: Weight of what the map misses on the concepts.
+        explained: As for `Relevance`.
+        confident_of: As for `Relevance`.
+        second_order: As for `Relevance`.
+        temperature: As for `Relevance`.
+        reverse: As for `Relevance`.
+
+    Examples:
+        >>> import steadygaze as sg, torch
+        >>> model, images = sg.load_model("embedded").model, torch.zeros(2, 3, 32, 32)
+        >>> masks = torch.zeros(2, 3, 32, 32, dtype=torch.bool)  # three concepts
+        >>> masks[:, 0, 8:12, 8:24] = masks[:, 1, 20:24, 8:24] = True
+        >>> cft = CFT(method="rollout")
+        >>> cft(model, images, masks, labels=[3, 5]).requires_grad, list(cft.terms)
+        (True, ['context', 'concept', 'accuracy'])
+    """
+
+    loss = "cft"
+
+    def __init__(
+        self,
+        *,
+        method: str = "gae",
+        alignment: float = 0.8,
+        accuracy: float = 0.2,
+        context: float = 1.2,
+        concept: float = 0.5,
+        explained: Literal["label", "predicted"] = "label",
+        confident_of: Literal["predicted", "label"] = "predicted",
+        second_order: bool = False,
+        temperature: float = 1.0,
+        reverse: Literal["complement", "reference"] = "reference",
+    ) -> None:
+        super().__init__(**_given(locals()))
+
+
+class _ByInputGradient(_ByMasks):
+    """GradMask or RRR: losses of the gradient of the image, with equal options."""
+
+    def __init__(
+        self,
+        *,
+        background: float = 1.0,
+        classification: float = 1.0,
+        form: Literal["formula", "code"] = "formula",
+        preset: PresetName | None = None,
+        reverse: Literal["complement", "reference"] = "reference",
+    ) -> None:
+        super().__init__(**_given(locals()))
+
+
+class GradMask(_ByInputGradient):
     """GradMask: penalizes the gradient of the label's logit on background pixels (Simpson et al. 2019).
 
     Calling it with (model, images, masks, labels) runs the model once and returns
@@ -250,19 +317,8 @@ class GradMask(_ByMasks):
 
     loss = "gradmask"
 
-    def __init__(
-        self,
-        *,
-        background: float = 1.0,
-        classification: float = 1.0,
-        form: Literal["formula", "code"] = "formula",
-        preset: PresetName | None = None,
-        reverse: Literal["complement", "reference"] = "reference",
-    ) -> None:
-        super().__init__(**_given(locals()))
 
-
-class RRR(_ByMasks):
+class RRR(_ByInputGradient):
     """Right for the right reasons: penalizes gradients of log-probabilities on background (Ross et al. 2017).
 
     As `GradMask`, but of the summed log-probabilities, and a sum over all pixels and images of the batch.
@@ -280,17 +336,6 @@ class RRR(_ByMasks):
     """
 
     loss = "rrr"
-
-    def __init__(
-        self,
-        *,
-        background: float = 1.0,
-        classification: float = 1.0,
-        form: Literal["formula", "code"] = "formula",
-        preset: PresetName | None = None,
-        reverse: Literal["complement", "reference"] = "reference",
-    ) -> None:
-        super().__init__(**_given(locals()))
 
 
 class PatchConsistency(_OwnLoop):

@@ -131,6 +131,13 @@ def test_pairs(tmp_path):
     found = find_labeled_images(tmp_path / "images", tmp_path / "masks", TEN)
     assert [i.name for i in found.items] == ["cat/a.jpg"] and found.without == 1
     assert np.array_equal(np.asarray(read_mask(found.items[0], found.decode, (12, 10))), pixels)
+    other = np.zeros((10, 12))
+    other[4:6, :3], other[7] = 255, 128
+    for name, part in (("head", pixels), ("tail", other)):
+        mask(tmp_path / "masks" / "cat" / "b" / f"{name}.png", part)
+    parts = find_labeled_images(tmp_path / "images", tmp_path / "masks", TEN).items[1]
+    union = read_mask(parts, found.decode, (12, 10))
+    assert np.array_equal(np.asarray(union), np.maximum(pixels, other))
 
 
 @pytest.mark.parametrize(

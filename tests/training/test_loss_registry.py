@@ -65,7 +65,16 @@ def logit_norm():
 
 def test_it_is_listed(logit_norm):
     infos = {info.name: info for info in sg.list_losses()}
-    ours = ["cross_entropy", "relevance", "gradmask", "rrr", "distillation", "adl", "patch_augmentation"]
+    ours = [
+        "cross_entropy",
+        "relevance",
+        "cft",
+        "gradmask",
+        "rrr",
+        "distillation",
+        "adl",
+        "patch_augmentation",
+    ]
     assert [*infos] == [*ours, "logit_norm"]
     info = infos["logit_norm"]
     assert info.summary == "Mean squared distance of the logits from `target`."

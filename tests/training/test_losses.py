@@ -12,10 +12,13 @@ from torch import Tensor
 import steadygaze as sg
 from helpers.losses import gradmask_terms, relevance_terms, rrr_terms, tiny
 from oracles import attention, vit
-from steadygaze.training.losses import input_gradient, relevance
+from steadygaze.losses import CFT
+from steadygaze.training.losses import LOSSES, input_gradient, relevance
 from steadygaze.training.losses.adl import adl
+from steadygaze.training.losses.cft import CFTOptions, cross_entropies
 from steadygaze.training.losses.distillation import distillation
-from steadygaze.training.losses.relevance import differentiable_map, object_and_background
+from steadygaze.training.losses.relevance import differentiable_map, object_and_background, to_pixels
+from steadygaze.training.objective import Objective
 
 
 def batch(size: int = 3) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,6 +66,82 @@ def test_relevance_is_the_formula():
     found = relevance_terms(model, images, masks, labels)
     wanted = relevance_oracle(model, images, masks, labels)
     assert {k: v.item() for k, v in found.items()} == pytest.approx(wanted, rel=1e-9)
+
+
+def cft_oracle(model, images, masks, labels) -> dict[str, float]:
+    """Pixel by pixel, from the formulas, of the union of the concepts."""
+    a, g, _ = gae_parts(model, images, labels)
+    matrices = [(x * y).clamp(min=0).mean(1) for x, y in zip(a, g, strict=True)]
+    rows = vit.read(model, attention.plus_identity(matrices)).reshape(-1, 1, 4, 4)
+    r = F.interpolate(rows, size=(16, 16), mode="bilinear", align_corners=False)[:, 0]
+
+    def bce(x: float, t: float) -> float:
+        return -sum(share * (math.log(p) if p > 0 else -100.0) for share, p in ((t, x), (1 - t, 1 - x)))
+
+    context = concept = count = 0.0
+    for one, parts in zip(r, masks, strict=True):
+        one = (one - one.min()) / (one.max() - one.min())
+        for value, *codes in zip(one.flatten().tolist(), *(m.flatten().tolist() for m in parts), strict=True):
+            code = max(codes)
+            context += bce(value if code == 0 else 0.0, 0.0)
+            concept += bce(value, 1.0) if code == 255 else 0.0
+            count += code != 128
+    return {"context": context / count, "concept": concept / count}
+
+
+def cft_terms(model, images, masks, labels) -> dict[str, Tensor]:
+    """In a recipe, beside cross-entropy."""
+    options = {"cft": CFTOptions(), "cross_entropy": LOSSES["cross_entropy"].Options()}
+    total, terms, _ = Objective(model, options)(images, labels, None, masks)
+    weights = {"cft.context": 0.96, "cft.concept": 0.4, "cft.accuracy": 0.2, "cross_entropy": 1.0}
+    assert total.item() == pytest.approx(sum(w * terms[name].item() for name, w in weights.items()), rel=1e-9)
+    return {name.removeprefix("cft."): terms[name] for name in weights if name != "cross_entropy"}
+
+
+def test_cft_is_the_formula_of_the_union_of_concepts():
+    model, (images, masks, labels) = tiny(), batch()
+    r = to_pixels(sg.explain(model, images, labels, method="gae").scores, (16, 16))
+    masks = torch.where(r > 0.9, 255, torch.where(r < 0.1, 0, masks))  # at 0 and 1, log is up to rounding
+    left, right = masks.clone(), masks.clone()
+    left[..., 8:], right[..., :6] = 0, 0
+    concepts = torch.stack([left, torch.zeros_like(masks), right], 1)
+    found = cft_terms(model, images, concepts, labels)
+    wanted = cft_oracle(model, images, concepts, labels)
+    wanted["accuracy"] = relevance_oracle(model, images, masks, labels)["confidence"]
+    assert {k: v.item() for k, v in found.items()} == pytest.approx(wanted, rel=1e-9)
+
+
+def test_the_gradient_of_cft_is_that_of_torch_s_cross_entropy_without_its_rounding():
+    torch.manual_seed(0)
+    scores = torch.randn(2, 1, 4, 4, dtype=torch.float64, requires_grad=True)
+    s = torch.zeros(2, 16, 16, dtype=torch.float64)
+    s[:, 3:12, 2:9] = 1.0
+
+    def gradient(own: bool, dtype: torch.dtype) -> tuple[Tensor, float]:
+        r, mask = to_pixels(scores.to(dtype)[:, 0], (16, 16)), s.to(dtype)
+        if own:
+            terms = cross_entropies(r, mask, 1 - mask, torch.ones_like(mask))
+            value = terms["context"] + terms["concept"]
+        else:
+            outside = F.binary_cross_entropy(r * (1 - mask), torch.zeros_like(r))
+            value = outside + F.binary_cross_entropy(r * mask, mask)
+        return torch.autograd.grad(value, scores)[0], value.item()
+
+    exact, value = gradient(own=True, dtype=torch.float64)
+    reference, expected = gradient(own=False, dtype=torch.float64)
+    assert value == pytest.approx(expected, rel=1e-12)  # with log 0 = -100
+    assert torch.allclose(reference, exact, atol=1e-3)
+    assert torch.allclose(gradient(own=True, dtype=torch.float32)[0], exact, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("second_order", [False, True])
+def test_cft_trains_by_attnlrp(second_order):
+    model, (images, masks, labels) = tiny(), batch()
+    cft = CFT(method="attnlrp", second_order=second_order, accuracy=0.0)
+    value = cft(model, images, masks, labels)
+    grads = torch.autograd.grad(value, list(model.parameters()), allow_unused=True)
+    reached = sum(g is not None and bool(g.any()) for g in grads)
+    assert reached > len(grads) / 2 if second_order else 0 < reached < 5
 
 
 def slope(model, value, step: float = 1e-6) -> tuple[float, list[Tensor]]:

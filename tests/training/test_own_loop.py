@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from helpers.losses import tiny
-from steadygaze.losses import ADL, RRR, GradMask, PatchConsistency, Relevance
+from steadygaze.losses import ADL, CFT, RRR, GradMask, PatchConsistency, Relevance
 from steadygaze.training.losses import LOSSES, LossSetup
 from steadygaze.training.objective import Objective
 
@@ -58,7 +58,12 @@ def test_adl_is_that_of_recipes(fused):
 
 @pytest.mark.parametrize(
     ("loss", "name", "options"),
-    [(Relevance, "relevance", ROLLOUT), (GradMask, "gradmask", {}), (RRR, "rrr", {"background": 1e-3})],
+    [
+        (Relevance, "relevance", ROLLOUT),
+        (CFT, "cft", {"context": 3.0}),
+        (GradMask, "gradmask", {}),
+        (RRR, "rrr", {"background": 1e-3}),
+    ],
 )
 def test_losses_by_masks_are_those_of_recipes(loss, name, options):
     model, (images, masks, labels) = tiny(), batch()
@@ -122,7 +127,7 @@ def test_patch_consistency_is_that_of_recipes():
         PatchConsistency(mean=[0.5], std=[0.5])(model, images, labels)
 
 
-@pytest.mark.parametrize("loss", [ADL, Relevance, GradMask, RRR, PatchConsistency])
+@pytest.mark.parametrize("loss", [ADL, Relevance, CFT, GradMask, RRR, PatchConsistency])
 def test_options_and_defaults_are_those_of_recipes(loss):
     parameters = inspect.signature(loss).parameters
     own = {name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
@@ -185,7 +190,7 @@ def code_of(section: str) -> str:
     return blocks[0]
 
 
-@pytest.mark.parametrize("section", ["A plain loop", "Lightning", "The Trainer of transformers"])
+@pytest.mark.parametrize("section", ["A plain loop", "Lightning", "The Trainer of transformers", "Callbacks"])
 def test_the_loops_of_the_page_train(section, tmp_path, monkeypatch):
     if section == "Lightning":
         pytest.importorskip("lightning")
@@ -194,9 +199,13 @@ def test_the_loops_of_the_page_train(section, tmp_path, monkeypatch):
     torch.manual_seed(0)
     names: dict = {"__name__": "own_loop"}
     exec(compile(code_of(section), section, "exec"), names)
-    assert len(names["losses"]) >= 2 and all(0 < float(loss) < 20 for loss in names["losses"])
+    assert len(names["losses"]) >= (1 if section == "Callbacks" else 2) and all(
+        0 < float(loss) < 20 for loss in names["losses"]
+    )
     changed = [
         not torch.equal(now.cpu(), then)
         for now, then in zip(names["model"].parameters(), names["start"], strict=True)
     ]
     assert sum(changed) > len(changed) / 2
+    if section == "Callbacks":
+        assert len(names["scores"]) == 3 and all(-0.5 <= score <= 0.5 for score in names["scores"])

@@ -41,16 +41,23 @@ def report(
     out: Annotated[
         Path | None, declare_out("FILE", "HTML file to write. Default: report.html in the first folder.")
     ] = None,
+    figures: Annotated[
+        Path | None,
+        declare(OUTPUT, "Also write the charts as SVG and PDF files into this folder.", metavar="FOLDER"),
+    ] = None,
 ) -> None:
     """Write the results of runs as one HTML file that works offline, plus table.csv and table.md.
 
     Example: steadygaze report run
+    Example: steadygaze report run --figures figures
     Example: steadygaze report run-shard0 run-shard1 -o report.html
     """
     from steadygaze.report.pages import write_report
 
     with progress_bar(stderr()) as on_progress:
-        written = write_report(runs, out, baseline=baseline, images=images, on_progress=on_progress)
+        written = write_report(
+            runs, out, baseline=baseline, images=images, figures=figures, on_progress=on_progress
+        )
     for path in written:
         print_line(stdout(), f"wrote {path}")
     note_incomplete(runs)
@@ -85,6 +92,17 @@ def export(
         path = export_rows(Rows.read(*runs), to, partition, on_progress)
     print_line(stdout(), f"wrote {path}")
     note_incomplete(runs)
+
+
+def cite(*, runs: Runs) -> None:
+    """Print BibTeX entries of everything that runs used: methods, metrics, suites and models.
+
+    Example: steadygaze cite run > references.bib
+    """
+    from steadygaze.runs.citations import bibtex
+    from steadygaze.runs.rows import Rows
+
+    print(bibtex(Rows.read(*runs)), end="")
 
 
 def note_incomplete(folders: Sequence[Path]) -> None:

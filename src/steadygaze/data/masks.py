@@ -4,12 +4,14 @@
 | --- | --- | --- |
 | index.csv, metadata.csv | column `mask` | 255 object, 128 border, 0 background; or 1 object, 0 background |
 | pairs | MASKS holds the same paths as FOLDER, as .png | the same |
+| pairs | a folder in MASKS for each image (a/b.jpg -> a/b/*.png), one mask for each part | the same |
 | ImageNet-S | `validation/`, `validation-segmentation/` | R + 256·G: a class, 0 other, 1000 border |
 | Pascal VOC | `JPEGImages/`, `SegmentationClass/`, `ImageSets/Segmentation/val.txt` | 1..20, 255 border |
 
 In an image with several objects, those of its label's class are the object. VOC images are labeled with the
 class that covers most pixels, if the model has a class of that name or has just these 20 classes. Otherwise
-they have no label, and every object counts.
+they have no label, and every object counts. Several masks of an image are joined: object before border before
+background.
 """
 
 from __future__ import annotations
@@ -156,10 +158,17 @@ def _from_index(file: Path, masks: Path | None, classes: ClassLookup, groups: Se
 
 def _paired(items: list[Item], masks: Path, decode: Decode, layout: str) -> LabeledImages:
     """Each image with the mask of the same path; images without one are left out."""
-    candidates = [replace(item, mask=(masks / item.name).with_suffix(".png")) for item in items]
-    with_mask = [item for item in candidates if isinstance(item.mask, Path) and item.mask.is_file()]
+
+    def found(item: Item) -> Path | None:
+        file = (masks / item.name).with_suffix(".png")
+        parts = file.with_suffix("")
+        return file if file.is_file() else parts if parts.is_dir() and images_in(parts) else None
+
+    candidates = [replace(item, mask=found(item)) for item in items]
+    with_mask = [item for item in candidates if item.mask is not None]
     if not with_mask:
-        raise InputError(f"no image has a mask: expected {candidates[0].mask}, and so on")
+        expected = (masks / items[0].name).with_suffix(".png")
+        raise InputError(f"no image has a mask: expected {expected}, and so on")
     return LabeledImages(with_mask, decode, len(items) - len(with_mask), layout)
 
 
@@ -238,6 +247,9 @@ def decode_object_mask(mask: Image.Image, item: Item) -> Pixels:
 def read_mask(item: Item, decode: Decode, size: tuple[int, int] | None = None) -> Image.Image:
     """The mask of an image, decoded. size: width and height of the image, which the mask must have."""
     assert item.mask is not None
+    if isinstance(item.mask, Path) and item.mask.is_dir():
+        parts = [read_mask(replace(item, mask=part), decode, size) for part in images_in(item.mask)]
+        return Image.fromarray(np.maximum.reduce([np.asarray(part) for part in parts]))
     mask = _open(item.mask)
     if size is not None and mask.size != size:
         raise ImageError(

@@ -32,6 +32,7 @@ from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.quantity import plural
 from steadygaze.report import charts as svg
 from steadygaze.report.charts import LETTER, ticks
+from steadygaze.report.figures import write_figures
 from steadygaze.runs.card import Card
 from steadygaze.runs.ranking import Line, Section, share_text
 from steadygaze.runs.request import CHANCE
@@ -210,6 +211,7 @@ def write_report(
     baseline: str | None = None,
     images: bool = True,
     repeats: int = 2000,
+    figures: str | Path | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> list[Path]:
     """Write the report of runs, as one HTML file that works offline, with table.csv and table.md beside it.
@@ -221,6 +223,7 @@ def write_report(
             the best one.
         images (bool): whether example images are included.
         repeats (int): number of bootstrap samples.
+        figures (str | Path): folder for the charts of the page as SVG and PDF files.
         on_progress (Callable): called while rows are read.
 
     Returns:
@@ -230,13 +233,19 @@ def write_report(
         rows = Rows.read(*folders)
         check_complete(rows.runs, rows.folders)
         rows.columns(on_progress)
+        folder = None if figures is None else Path(figures)
         if STRESS in rows.kinds:
-            return write_stress(rows, out, images=images, repeats=repeats)
-        return _write_verify(rows, out, baseline, images, repeats)
+            return write_stress(rows, out, images=images, repeats=repeats, figures=folder)
+        return _write_verify(rows, out, baseline, images, repeats, folder)
 
 
 def _write_verify(
-    rows: Rows, out: str | Path | None, baseline: str | None, images: bool, repeats: int
+    rows: Rows,
+    out: str | Path | None,
+    baseline: str | None,
+    images: bool,
+    repeats: int,
+    figures: Path | None = None,
 ) -> list[Path]:
     folders = rows.folders
     table = rows.table(repeats=repeats)
@@ -255,9 +264,18 @@ def _write_verify(
         metrics=explained,
     )
     path = Path(folders[0]) / "report.html" if out is None else Path(out)
-    return write_all(
+    written = write_all(
         {path: page, path.with_name("table.csv"): table.csv(), path.with_name("table.md"): table.markdown()}
     )
+    return written + _figure_files(
+        [f for part in parts for f in (*part["curves"], *part["figures"])], figures
+    )
+
+
+def _figure_files(figures: Sequence[Figure], folder: Path | None) -> list[Path]:
+    if folder is None:
+        return []
+    return write_figures([(figure.title, figure.note, figure.chart) for figure in figures], folder)
 
 
 def write_all(written: dict[Path, str]) -> list[Path]:
@@ -489,7 +507,12 @@ def _explained(sections: Sequence[Section]) -> list[tuple[str, str, str]]:
 
 
 def write_stress(
-    rows: Rows, out: str | Path | None = None, *, images: bool = True, repeats: int = 2000
+    rows: Rows,
+    out: str | Path | None = None,
+    *,
+    images: bool = True,
+    repeats: int = 2000,
+    figures: Path | None = None,
 ) -> list[Path]:
     """Write the report of these stress runs; returns the files: report.html, table.csv, table.md."""
     if rows.kinds != {STRESS}:
@@ -525,9 +548,10 @@ def write_stress(
     path = rows.folders[0] / "report.html" if out is None else Path(out)
     records = [record for card in cards for record in card.records()]
     markdown = "\n".join(_markdown(card) for card in cards)
-    return write_all(
+    written = write_all(
         {path: page, path.with_name("table.csv"): records_csv(records), path.with_name("table.md"): markdown}
     )
+    return written + _figure_files([figure for part in parts for figure in part.figures], figures)
 
 
 def _lead(card: Card, name: str) -> str:

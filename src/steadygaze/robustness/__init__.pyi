@@ -32,6 +32,7 @@ from .ood import auroc as auroc
 from .ood import fpr95 as fpr95
 from .ood import max_probability as max_probability
 from .ood import negative_energy as negative_energy
+from .patch_fool import patch_fool as patch_fool
 from .scores import corruption_scores as corruption_scores
 from .scores import flip_probability as flip_probability
 from .scores import mean_corruption_error as mean_corruption_error

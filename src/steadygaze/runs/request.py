@@ -518,7 +518,7 @@ class StressRequest(Request):
     suites: str | Sequence[str] = option(
         ("corruptions",),
         "Suites, comma-separated; `steadygaze suites` lists them: corruptions, sequences, attacks, "
-        "autoattack:THREAT, "
+        "autoattack:THREAT, patchfool or patchfool:PLACE, "
         "occlusion, attention, synthetic, backgrounds, backgrounds_challenge:FOLDER, ood:NAME=FOLDER, "
         "shift:NAME=FOLDER, cue_conflict:FOLDER, neighbors:NAME=FOLDER "
         "(with train/ and test/, or a published dataset), neighbors:NAME=TRAIN=TEST. For segmenters: "
@@ -577,6 +577,9 @@ SUITE_OPTIONS = {
         metavar="N",
         type=int | None,
         panel=SUITES,
+    ),
+    "patch_steps": Option(
+        "Steps of patchfool. Default: 250, as published.", metavar="N", type=int | None, panel=SUITES
     ),
     "salient": Option(
         f"Attribution method that ranks the tokens in the suite occlusion. Default: {DEFAULT}.",

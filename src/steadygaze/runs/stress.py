@@ -539,9 +539,9 @@ def stress(
         suite_options: Options of the suites, as `sg.list_suites()` describes them: corruptions ("all15",
             "all19" or names), severities (some of 1..5): of corruptions, attention, segmentation and
             shift:imagenet-c; epsilons (such as 8/255), pgd_steps: of attacks; attack_steps, square_queries:
-            of autoattack; salient (a method): of occlusion; backgrounds (a folder): of synthetic; in_to_in9
-            (a file): of backgrounds_challenge; bank (number of training images): of neighbors; partial
-            (accept incomplete downloads): of shift and neighbors.
+            of autoattack; patch_steps: of patchfool; salient (a method): of occlusion; backgrounds (a
+            folder): of synthetic; in_to_in9 (a file): of backgrounds_challenge; bank (number of training
+            images): of neighbors; partial (accept incomplete downloads): of shift and neighbors.
 
     Returns:
         The rows: one number for each image, setting and metric.

@@ -207,6 +207,7 @@ SUITES: Registry[type[Suite]] = Registry(
             "sequences",
             "attacks",
             "autoattack",
+            "patchfool",
             "occlusion",
             "attention",
             "shift",

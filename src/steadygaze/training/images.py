@@ -251,7 +251,7 @@ def _check_masks_have_images(masks: Path, folder: Path, items: Sequence[Item]) -
     for mask in sorted(masks.rglob("*.png")):
         expected = (folder / mask.relative_to(masks)).with_suffix("")
         exists = any(expected.with_suffix(suffix).is_file() for suffix in SUFFIXES)
-        if mask not in used and not exists:
+        if mask not in used and mask.parent not in used and not exists:
             raise InputError(
                 f"{mask} is a mask without an image: expected {expected}.jpg or another format. "
                 "Remove it, or add the image."

@@ -4,6 +4,7 @@
 | ------------- | ---------------------------------- | ----------------------------------------------- |
 | cross_entropy | a scalar                           | labels, soft targets or label maps              |
 | relevance     | background, foreground, confidence | Chefer 2022; docs/equations.md#relevance-losses |
+| cft           | context, concept, accuracy         | Elisha 2026; docs/equations.md#cft              |
 | gradmask      | background, classification         | Simpson 2019; docs/equations.md#gradmask        |
 | rrr           | background, classification         | Ross 2017; docs/equations.md#rrr                |
 | distillation  | a scalar                           | Hinton 2015; docs/equations.md#distillation     |

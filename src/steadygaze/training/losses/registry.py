@@ -85,7 +85,7 @@ class LossBatch:
         images: (B, 3, H, W), normalized.
         labels: (B,) class indices; label maps (B, H, W) in segmentation.
         soft_targets: (B, C) class shares of mixup or cutmix, None without them.
-        masks: (B, H, W) object masks, None if no loss needs them.
+        masks: (B, H, W) object masks, or (B, K, H, W) whose union is the object; None if no loss needs them.
         observers: By loss name, what `Loss.observer` returned for this batch.
 
     Examples:
@@ -202,6 +202,7 @@ LOSSES: Registry[type[Loss]] = Registry(
         for file in (
             "cross_entropy",
             "relevance",
+            "cft",
             "input_gradient",
             "distillation",
             "adl",

@@ -19,10 +19,10 @@ every weight. What a method's own rules hold constant (σ, slopes) is constant i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -57,14 +57,15 @@ def object_and_background(
     """(S, S̄, counted), each (B, H, W): object, background, and 1 where a pixel is counted.
 
     Args:
-        masks: (B, H, W) or (B, 1, H, W); 255 object, 128 border (not counted), 0 background; or 1 and 0; or
-            booleans; or the object's share of each pixel as floats in 0..1 or 0..255.
+        masks: (B, H, W), or (B, K, H, W) whose union is the object; 255 object, 128 border (not counted), 0
+            background; or 1 and 0; or booleans; or the object's share of each pixel as floats in 0..1 or
+            0..255.
         reverse: "complement" is S̄ = 1 − S; "reference" keeps shares between 0 and 1 as they are, as the
             authors' code does.
     """
     if reverse not in ("complement", "reference"):
         raise UnknownNameError("reverse", str(reverse), ("complement", "reference"))
-    masks = masks[:, 0] if masks.dim() == 4 and masks.shape[1] == 1 else masks
+    masks = masks.amax(1) if masks.dim() == 4 and masks.shape[1] else masks
     expected = (len(images), *images.shape[-2:])
     if tuple(masks.shape) != expected:
         raise InputError(f"masks: expected {expected}, the size of the images, got {tuple(masks.shape)}")
@@ -176,6 +177,16 @@ def _with_gradients(
 
 
 Terms = dict[str, Tensor]
+PixelTerms = Callable[[Pixels, Pixels, Pixels, Pixels], Terms]  # of r, S, S̄ and what is counted
+
+
+def squares(r: Pixels, s: Pixels, background: Pixels, counted: Pixels) -> Terms:
+    """L_bg and L_fg."""
+    count = counted.sum()
+    return {
+        "background": (r * background).pow(2).sum() / count,
+        "foreground": (r * s - s).pow(2).sum() / count,
+    }
 
 
 def relevance_pass(
@@ -190,8 +201,9 @@ def relevance_pass(
     second_order: bool = False,
     temperature: float = 1.0,
     reverse: str = "reference",
+    pixel_terms: PixelTerms = squares,
 ) -> tuple[Terms, Any]:
-    """Compute the terms background, foreground and confidence, unweighted, in one pass over the model.
+    """Compute the terms of the map and `confidence`, unweighted, in one pass over the model.
 
     Args:
         masks: See `object_and_background`, which also explains `reverse`.
@@ -199,6 +211,7 @@ def relevance_pass(
         explained: The class the map is of, "label" or "predicted".
         confidence: The class made more certain, "predicted" (the paper) or "label".
         second_order: Differentiate the gradient inside the map too.
+        pixel_terms: Compares the map with object and background.
 
     Returns:
         The terms by name, and the outputs of the same pass for other losses.
@@ -219,13 +232,8 @@ def relevance_pass(
     r = to_pixels(scores, (images.shape[-2], images.shape[-1]))
     y = class_logits(outputs)
     certain = checked_labels(labels, y) if confidence == "label" else y.detach().argmax(-1)
-    count = counted.sum()
-    terms = {
-        "background": (r * background).pow(2).sum() / count,
-        "foreground": (r * s - s).pow(2).sum() / count,
-        "confidence": F.cross_entropy(y / temperature, certain),
-    }
-    return terms, outputs
+    terms = pixel_terms(r, s, background, counted)
+    return terms | {"confidence": F.cross_entropy(y / temperature, certain)}, outputs
 
 
 @contextmanager
@@ -255,19 +263,24 @@ def to_pixels(scores: Float[Tensor, "b gh gw"], size: tuple[int, int]) -> Float[
     return (r - low) / (high - low).clamp_min(1e-12)
 
 
-class RelevanceOptions(LossOptions):
-    """Weights and forms of the relevance loss; `confident_of` is the class made more certain."""
+class MapOptions(LossOptions):
+    """Options of losses of a map; `confident_of` is the class made more certain."""
 
-    relevance: NonNegative = 0.8
-    confidence: NonNegative = 0.2
-    background: NonNegative = 2.0
-    foreground: NonNegative = 0.3
     method: str = "gae"
     explained: Literal["label", "predicted"] = "label"
     confident_of: Literal["predicted", "label"] = "predicted"
     second_order: bool = False
     temperature: Positive = 1.0
     reverse: Literal["complement", "reference"] = "reference"
+
+
+class RelevanceOptions(MapOptions):
+    """Weights of the relevance loss."""
+
+    relevance: NonNegative = 0.8
+    confidence: NonNegative = 0.2
+    background: NonNegative = 2.0
+    foreground: NonNegative = 0.3
 
     @property
     def term_weights(self) -> Mapping[str, float]:
@@ -286,9 +299,10 @@ class Relevance(Loss):
     needs_masks = True
     runs_model = True
     tasks = ("classification",)
-    options: RelevanceOptions
+    options: MapOptions
+    pixel_terms: ClassVar[PixelTerms] = staticmethod(squares)
 
-    def __init__(self, options: RelevanceOptions, setup: LossSetup) -> None:
+    def __init__(self, options: MapOptions, setup: LossSetup) -> None:
         super().__init__(options, setup)
         self.vit = adapt(setup.model)
 
@@ -303,7 +317,13 @@ class Relevance(Loss):
         # its rules.
         with nullcontext() if own_rules else batch.observed():
             terms, outputs = relevance_pass(
-                self.vit, batch.images, batch.masks, batch.labels, confidence=o.confident_of, **options
+                self.vit,
+                batch.images,
+                batch.masks,
+                batch.labels,
+                confidence=o.confident_of,
+                pixel_terms=self.pixel_terms,
+                **options,
             )
         batch.share(outputs)
         return terms
