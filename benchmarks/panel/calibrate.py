@@ -5,8 +5,9 @@
     python -m benchmarks.panel.calibrate --rows FILE [--panel docs/evidence/rows/panel]    # only the tables
 
 The images are none of those that the panel reports on: the first four of each class of CIFAR-10, the second
-image of 48 classes of ImageNet, images 14 and 15 of each breed of pets. Half of them choose. With --panel, also
-what the best constant would be: for each model the one-pass method that is best in the mean over the others.
+image of 48 classes of ImageNet, images 14 and 15 of each breed of pets. Half of them choose. With --panel,
+also what the best constant would be: for each model the one-pass method that is best in the mean over the
+others.
 """
 
 from __future__ import annotations
