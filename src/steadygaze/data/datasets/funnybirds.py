@@ -138,10 +138,11 @@ def read_funnybirds(root: str | Path) -> FunnyBirds:
     missing = [name for name in names if not (root / name).is_file()]
     if missing:
         raise InputError(f"{DATASET}: expected {LAYOUT}; {root} lacks {abbreviated(missing)}", option="data")
-    variants, classes, images = (
-        read_record(kind, read_json(root, name), str(root / name))
-        for name, kind in zip(names, (dict[str, list[Any]], list[_Class], list[_Image]), strict=True)
-    )
+    contents = [read_json(root, name) for name in names]
+    files = [str(root / name) for name in names]
+    variants = read_record(dict[str, list[Any]], contents[0], files[0])
+    classes = read_record(list[_Class], contents[1], files[1])
+    images = read_record(list[_Image], contents[2], files[2])
     parts = tuple(variants)
     if not parts or not set(parts) <= set(PARTS):
         raise InputError(f"{root}/parts.json: expected parts of {', '.join(PARTS)}, got {abbreviated(parts)}")
