@@ -327,8 +327,8 @@ def _contrastivity(
     importance: list[dict[int, Tensor]] = []
     for which in (0, 1):
         target = given.target.clone()
-        for one, (first_class, second_class, *_) in chosen.items():
-            target[one] = (first_class, second_class)[which]
+        for one, (own, other, *_) in chosen.items():
+            target[one] = (own, other)[which]
         maps = given.explain_again(target=target)
         importance.append(
             {one: part_importance(maps[:, one], effects[one].pixels, size)[0] for one in chosen}

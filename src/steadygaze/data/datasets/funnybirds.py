@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 from PIL import Image
@@ -51,8 +51,6 @@ PARTS = tuple(dict.fromkeys(COLORS.values()))
 OBJECTS = 50  # background objects that a part map can have: object k has the color (204, 204, 204 + k)
 OBJECT_COLOR = 204
 FIRST_OBJECT = 1 + len(COLORS)  # codes of `part_map`: 0 none, 1.. the colors in order, then the objects
-
-T = TypeVar("T")
 
 
 class _Class(BaseModel):
@@ -140,13 +138,12 @@ def read_funnybirds(root: str | Path) -> FunnyBirds:
     missing = [name for name in names if not (root / name).is_file()]
     if missing:
         raise InputError(f"{DATASET}: expected {LAYOUT}; {root} lacks {abbreviated(missing)}", option="data")
-
-    def read(name: str, kind: type[T]) -> T:
-        return read_record(kind, read_json(root, name), str(root / name))
-
-    parts = tuple(read("parts.json", dict[str, list[Any]]))
-    classes = read("classes.json", list[_Class])
-    images = read("dataset_test.json", list[_Image])
+    contents = [read_json(root, name) for name in names]
+    files = [str(root / name) for name in names]
+    variants = read_record(dict[str, list[Any]], contents[0], files[0])
+    classes = read_record(list[_Class], contents[1], files[1])
+    images = read_record(list[_Image], contents[2], files[2])
+    parts = tuple(variants)
     if not parts or not set(parts) <= set(PARTS):
         raise InputError(f"{root}/parts.json: expected parts of {', '.join(PARTS)}, got {abbreviated(parts)}")
     for number, one in enumerate(classes):
