@@ -1,6 +1,6 @@
 """Draw the figures of README.md into docs/images.
 
-    python tools/readme_figures.py [--checkpoint deit_tiny_patch16_224.safetensors]
+    python tools/readme_figures.py [--checkpoint deit_tiny_patch16_224.safetensors] [--dinov2 FILE]
 
 `explain.png`, `scores.png`, `check.png` and `patch_fool.png` need DeiT-Tiny (from the hub, or the
 checkpoint) and the photographs of scikit-image.
@@ -91,6 +91,53 @@ def draw_check(checkpoint: Path | None) -> None:
     _save_small(maps.figure(), "check.png")
 
 
+def draw_strip(checkpoint: Path | None, dinov2: Path | None) -> None:
+    """Small pictures, one for each use, on one photograph: docs/images/strip_NAME.png."""
+    import numpy as np
+    import timm
+    import torch
+    from PIL import Image
+    from safetensors.torch import load_file
+    from skimage import data
+
+    import steadygaze as sg
+    from steadygaze.robustness import corrupt
+
+    loaded = sg.load_model("deit_tiny_patch16_224", checkpoint=checkpoint)
+    photo = Image.fromarray(data.chelsea())
+    seen = loaded.to_image(loaded.preprocess(photo))
+    att = sg.explain(loaded, photo, check=True)
+    rows, columns = att.grid
+    rank = att.scores[0].flatten().argsort(descending=True)
+    keep = torch.ones(rows * columns, dtype=torch.bool)
+    keep[rank[: rows * columns // 4]] = False
+    holes = np.kron(keep.view(rows, columns).numpy(), np.ones((224 // rows, 224 // columns)))[..., None]
+    removed = np.where(holes, np.asarray(seen), 245).astype(np.uint8)
+    tiles = {
+        "attention": sg.attention(loaded, photo).overlay(layer=-1, head=1),
+        "class": att.overlay(),
+        "removed": Image.fromarray(removed),
+        "corruption": Image.fromarray(corrupt(np.asarray(seen), "fog", 3, seed=0)),
+    }
+    if dinov2 is not None:
+        model = timm.create_model("vit_small_patch14_dinov2", num_classes=0, dynamic_img_size=True).eval()
+        model.load_state_dict({name: value.float() for name, value in load_file(dinov2).items()})
+        from torchvision import transforms
+
+        steps = transforms.Compose(
+            [
+                transforms.Resize((448, 448), transforms.InterpolationMode.BICUBIC),
+                transforms.ToTensor(),
+                transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+            ]
+        )
+        colors = sg.features(model, photo, transform=steps).pca(3).colors[0]
+        tiles["features"] = Image.fromarray((255 * colors.numpy()).astype(np.uint8))
+    for name, tile in tiles.items():
+        smooth = Image.Resampling.BICUBIC
+        _save_small(tile.convert("RGB").resize((160, 160), smooth), f"strip_{name}.png")
+
+
 def _save_small(figure: Any, name: str) -> None:
     """Write a PNG with 256 colors."""
     from PIL import Image
@@ -166,6 +213,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--dinov2", type=Path, help="weights of DINOv2 ViT-S/14, for strip_features.png")
     parser.add_argument("--only-tables", action="store_true", help="only figures of tables")
     options = parser.parse_args()
     draw_stress()
@@ -174,6 +222,7 @@ def main() -> None:
         draw_explain(options.checkpoint)
         draw_scores(options.checkpoint)
         draw_check(options.checkpoint)
+        draw_strip(options.checkpoint, options.dinov2)
         draw_patch_fool(options.checkpoint)
 
 

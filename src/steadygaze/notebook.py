@@ -9,7 +9,7 @@ import base64
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -92,11 +92,24 @@ class Listing(list[Entry]):
         1 methods
         name  cost  layers
         gaze     2  yes
+
+    A part of it is one too: `sg.list_methods()[:8]`.
     """
 
     def __init__(self, entries: Iterable[Entry], noun: str, columns: Sequence[str]) -> None:
         super().__init__(entries)
         self.noun, self.columns = noun, tuple(columns)
+
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> Entry: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> Listing[Entry]: ...
+
+    def __getitem__(self, key: SupportsIndex | slice) -> Entry | Listing[Entry]:
+        if isinstance(key, slice):
+            return Listing(super().__getitem__(key), self.noun, self.columns)
+        return super().__getitem__(key)
 
     def __repr__(self) -> str:
         if not self:
