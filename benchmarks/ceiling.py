@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
 import steadygaze as sg
 from benchmarks.panel import panel, selection
@@ -135,7 +136,7 @@ def print_areas(searched: Searched, folder: Path) -> None:
     loaded = sg.load_model("embedded")
     with selection(folder, 1, 400) as data:
         files = sorted(path for path in data.rglob("*.png"))
-        images = torch.stack([loaded.preprocess(sg.read_image(file)) for file in files])
+        images = torch.stack([loaded.preprocess(Image.open(file).convert("RGB")) for file in files])
     assert len(images) == len(searched.ceiling), "the areas are of one image of each class"
     with torch.no_grad():
         whole = 100 * loaded.model(images).softmax(-1)[torch.arange(len(images)), torch.arange(len(images))]

@@ -106,7 +106,7 @@ def count_metrics(net: VisionTransformer, count: Counter) -> dict[str, float]:
 
     groups: dict[object, list[str]] = {}
     for name, metric in METRICS.items():
-        if metric.family != "custom" and not metric.needs_truth:
+        if metric.family != "custom" and not metric.suite:
             groups.setdefault((metric.compute, *_split(name)), []).append(name)
     columns = ["metrics", "for each map", "for each image", "for each batch", "maps made again"]
     heading(
@@ -186,7 +186,7 @@ def measure_rows(net: VisionTransformer, data: Path) -> float:
     metrics = [
         name
         for name, metric in METRICS.items()
-        if not (metric.needs_masks or metric.needs_explain or metric.needs_truth)
+        if not (metric.needs_masks or metric.needs_explain or metric.suite)
     ]
     rows = sg.verify(loaded(net), data, methods="gae", metrics=metrics, limit=1)
     sizes = {row["metric"]: len(row_line(row)) for row in rows}

@@ -33,7 +33,7 @@ SHOWN = (
     "gae",
     "vanilla_grad",
     "attnlrp",
-    "gaze_removal",
+    "gaze_outline",
     "occlusion",
     SEARCHES[1],
 )

@@ -48,7 +48,6 @@ ALLOWED = {
     "transformers": MODEL_ROOMS,
     "torchvision": MODEL_ROOMS,
     "open_clip": MODEL_ROOMS,
-    "torchattacks": ("robustness.attacks",),
     "gradio": ("app",),
 }
 NO_MODEL_CODE = (  # transforms and lists of classes; optimizers, schedules and averages; tokenizers

@@ -2,8 +2,8 @@
 
     python tools/readme_figures.py [--checkpoint deit_tiny_patch16_224.safetensors]
 
-`explain.png`, `scores.png` and `check.png` need DeiT-Tiny (from the hub, or the checkpoint) and the
-photographs of scikit-image.
+`explain.png`, `scores.png`, `check.png` and `patch_fool.png` need DeiT-Tiny (from the hub, or the
+checkpoint) and the photographs of scikit-image.
 `stress.png` and `steady.png` draw tables of docs/evidence, whose rows are committed. `leaderboard.png` is
 drawn by `python -m benchmarks.leaderboard`.
 """
@@ -60,6 +60,22 @@ def draw_scores(checkpoint: Path | None) -> None:
         for score in ("logit", "log_odds")
     }
     _save_small(sg.Attributions(maps).figure(cell=176), "scores.png")
+
+
+def draw_patch_fool(checkpoint: Path | None) -> None:
+    """A photograph before and after Patch-Fool, and the attention that its patches receive."""
+    from PIL import Image
+    from skimage import data
+
+    import steadygaze as sg
+
+    loaded = sg.load_model("deit_tiny_patch16_224", checkpoint=checkpoint)
+    image = loaded.preprocess(Image.fromarray(data.chelsea()))[None]
+    label = loaded.model(image).argmax(1)
+    result = sg.robustness.patch_fool(
+        loaded.model, image, label, mean=loaded.mean, std=loaded.std, stop_early=True
+    )
+    _save_small(result.figure(), "patch_fool.png")
 
 
 def draw_check(checkpoint: Path | None) -> None:
@@ -158,6 +174,7 @@ def main() -> None:
         draw_explain(options.checkpoint)
         draw_scores(options.checkpoint)
         draw_check(options.checkpoint)
+        draw_patch_fool(options.checkpoint)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,7 @@ SUITES = {  # of stress
     "sequences": ("flip-rate",),
     "attacks": ("fgsm", "pgd"),
     "autoattack": ("autoattack",),
+    "patchfool": ("patch-fool",),
     "occlusion": ("occlusion",),
     "attention": ("attention-entropy", "attention-stability"),
     "shift": ("shift-accuracy",),

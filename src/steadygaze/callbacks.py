@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -40,14 +40,14 @@ LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 
 
 @cache
-def _joined(kind: type, *bases: type) -> type:
+def _joined(kind: type[Any], *bases: type[Any]) -> type[Any]:
     """A subclass of the callback and of what its framework expects, which need not be installed."""
     reduce = {"__reduce__": lambda self: (_restored, (kind, self.__dict__))}
     return type(kind.__name__, (kind, *bases), reduce)
 
 
 def _restored(kind: type, state: dict[str, Any]) -> Any:
-    callback = kind.__new__(kind)
+    callback: Any = cast(Any, kind).__new__(kind)
     callback.__dict__.update(state)
     return callback
 
@@ -123,7 +123,7 @@ class LightningGaze(_Gaze):
         except ImportError as error:
             raise InputError("LightningGaze needs Lightning installed: pip install lightning") from error
         bases = tuple(package.Callback for package in packages)
-        return object.__new__(cls if issubclass(cls, bases) else _joined(cls, *bases))
+        return object.__new__(cls if issubclass(cls, bases) else _joined(cast(Any, cls), *bases))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._log(trainer, pl_module)
@@ -174,7 +174,7 @@ class TrainerGaze(_Gaze):
         if transformers is None:
             raise InputError("TrainerGaze: expected a Trainer of transformers; transformers is not imported")
         base = transformers.TrainerCallback
-        return object.__new__(cls if issubclass(cls, base) else _joined(cls, base))
+        return object.__new__(cls if issubclass(cls, base) else _joined(cast(Any, cls), base))
 
     def __post_init__(self) -> None:
         super().__post_init__()

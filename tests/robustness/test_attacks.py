@@ -1,4 +1,4 @@
-"""Attacks against torchattacks, against an obvious loop, and their limits."""
+"""Attacks against an obvious loop, and their limits."""
 
 from typing import Any
 
@@ -94,21 +94,6 @@ def test_pgd_is_the_loop_of_the_paper_from_the_drawn_start(name: str) -> None:
     again = to_pixels(pgd(model, images, labels, generator=torch.Generator().manual_seed(7), **options))
     other = to_pixels(pgd(model, images, labels, generator=torch.Generator().manual_seed(8), **options))
     assert torch.equal(got, again) and not torch.equal(got, other)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_agrees_with_torchattacks(name: str) -> None:
-    torchattacks = pytest.importorskip("torchattacks")
-    model = MODELS[name]()
-    pixels, images, labels = batch()
-    theirs = torchattacks.FGSM(Normalized(model), eps=8 / 255)(pixels, labels)
-    ours = to_pixels(fgsm(model, images, labels, epsilon=8 / 255, mean=MEAN, std=STD))
-    assert torch.allclose(ours, theirs.double(), atol=1e-6)
-    theirs = torchattacks.PGD(Normalized(model), eps=8 / 255, alpha=2 / 255, steps=4, random_start=False)(
-        pixels, labels
-    )
-    ours = to_pixels(pgd(model, images, labels, epsilon=8 / 255, step=2 / 255, steps=4, mean=MEAN, std=STD))
-    assert torch.allclose(ours, theirs.double(), atol=1e-6)
 
 
 def test_pgd_is_stronger_than_fgsm_and_both_raise_the_loss() -> None:

@@ -1,4 +1,4 @@
-"""AutoAttack against the authors' code, and against what its pieces must do."""
+"""AutoAttack against obvious loops, against the authors' code, and against what its pieces must do."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from helpers.runs import image_folder
+from oracles import auto_attack as oracle
 from steadygaze.errors import InputError
 from steadygaze.robustness import autoattack
 from steadygaze.robustness.auto_attack import ATTACKS, _Attacker, dlr_targeted
@@ -70,6 +71,52 @@ def test_an_image_does_not_depend_on_its_neighbors(attack: str, norm: Any) -> No
 
     whole = run([0, 1, 2])
     assert torch.allclose(whole[[2, 0]], run([2, 0]), atol=1e-9)
+
+
+@pytest.mark.parametrize("norm", EPSILON)
+def test_each_attack_is_the_loop_of_its_paper(norm: Any) -> None:
+    """Square under L2 is compared with the authors' code only."""
+    network = cnn().double()
+    images, labels = batch(cnn(), 2)
+    pixels, queries = (images * 0.25 + 0.5).double(), 60
+    radius = {name: EPSILON[norm] * (1 if name == "square" else 6) for name in ATTACKS}  # so that it succeeds
+
+    def model(x: Tensor) -> Tensor:
+        return network((x[None] - 0.5) / 0.25)[0]
+
+    def generators() -> list[torch.Generator]:
+        return [torch.Generator().manual_seed(seed) for seed in (3, 4)]
+
+    targets = network(images.double()).argsort(1, descending=True)[:, 1:2]
+    got = {}
+    for name in ATTACKS:
+        steps = 12 if name == "fab-t" else 100
+        attacker = _Attacker(lambda x: network((x - 0.5) / 0.25), norm, radius[name], steps, queries)
+        attack = getattr(attacker, f"_{name.replace('-', '_')}")
+        got[name] = attack(pixels, labels, targets, generators())
+    for i, draw in enumerate(generators()):
+        x, y, target = pixels[i], int(labels[i]), int(targets[i, 0])
+        shape = x.shape
+        noise = (
+            torch.randn(shape, generator=draw) if norm == "l2" else 2 * torch.rand(shape, generator=draw) - 1
+        )
+        losses = {
+            "apgd-ce": lambda z, y=y: -model(z).log_softmax(0)[y],
+            "apgd-t": lambda z, y=y, t=target: dlr_targeted(
+                model(z)[None], torch.tensor([y]), torch.tensor([t])
+            )[0],
+        }
+        for name, loss in losses.items():
+            expected = oracle.apgd(model, loss, x, y, noise.double(), norm, radius[name])
+            assert int(model(expected).argmax()) != y and torch.allclose(got[name][i], expected, atol=1e-7)
+        expected = oracle.fab(model, x, y, target, norm, 12)
+        assert 0 < oracle.size_of(expected - x, norm) <= radius["fab-t"]
+        assert torch.allclose(got["fab-t"][i], expected, atol=1e-6)
+        if norm == "linf":
+            draw.manual_seed(3 + i)
+            stripes, numbers = torch.rand(3, 1, 10, generator=draw), torch.rand(queries, 5, generator=draw)
+            expected = oracle.square(model, x, y, stripes.double(), numbers, radius["square"])
+            assert torch.allclose(got["square"][i], expected, atol=1e-12)
 
 
 def test_projection_is_the_smallest_change_to_the_hyperplane() -> None:

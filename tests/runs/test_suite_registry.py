@@ -112,4 +112,4 @@ def test_a_name_is_registered_once(toy):
 
 def test_suites_come_in_the_order_of_runs_and_tables():
     names = [info.name for info in sg.list_suites()]
-    assert names[:5] == ["corruptions", "sequences", "attacks", "autoattack", "occlusion"]
+    assert names[:5] == ["corruptions", "sequences", "attacks", "autoattack", "patchfool"]

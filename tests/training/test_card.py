@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import steadygaze as sg
@@ -47,7 +48,15 @@ def test_one_page_before_and_after(runs, tmp_path):
         "--batch-size",
         "12",
     )
+    asked = (*asked, "--model-card")
     out = call("card", before, after, "--data", data, "--out", tmp_path / "card", "--show", "2", *asked)
+    head, _, body = (
+        (tmp_path / "card" / "model-card.md").read_text().removeprefix("---\n").partition("\n---\n")
+    )
+    (results,) = yaml.safe_load(head)["model-index"][0]["results"]
+    values = {metric["name"]: metric["value"] for metric in results["metrics"]}
+    assert values["clean: top-1"] == 100.0 and any("removal" in name for name in values), "after"
+    assert "| clean: top-1 ↑ | " in body and "```sh\nsteadygaze " in body and "12 images are few" in body
     page = (tmp_path / "card" / "card.html").read_text()
     for words in (
         "Accuracy and robustness",

@@ -243,6 +243,15 @@ def card(
             "-s",
         ),
     ] = None,
+    groups: Annotated[
+        list[str] | None,
+        declare(
+            SUITES,
+            "Columns of the data whose values define groups, as for stress: accuracy of each and of the "
+            "worst.",
+            metavar="COLUMNS",
+        ),
+    ] = None,
     limit: options.Limit = None,
     seed: options.Seed = 0,
     batch_size: options.BatchSize = 16,
@@ -253,6 +262,14 @@ def card(
     model_kwargs: options.ModelKwargs = None,
     show: Annotated[int, declare(OUTPUT, "Number of example images.", metavar="N", min=0)] = 6,
     images: options.ExampleImages = True,
+    with_model_card: Annotated[
+        bool,
+        declare(
+            OUTPUT,
+            "Also write model-card.md: a block with metadata for a Hugging Face model card.",
+            "--model-card",
+        ),
+    ] = False,
     device: options.Device = "auto",
     out: Annotated[
         Path | None,
@@ -282,6 +299,7 @@ def card(
         methods=split_methods(methods or [DEFAULT]),
         metrics=split_names(metrics),
         masks=masks,
+        groups=split_names(groups),
         options=suite_options,
         model_options=model_options(class_names, image_size, mean, std, model_kwargs),
         limit=limit,
@@ -296,15 +314,19 @@ def card(
             folders = measure_sides(before, after, request, world, on_progress)
         world.wait()
         if not world.rank:
-            write_card_page(folders, request, show, images)
+            write_card_page(folders, request, show, images, with_model_card)
         return 0
 
     raise typer.Exit(guarded(request.out, work))
 
 
-def write_card_page(folders: Sequence[Path], request: CardRequest, show: int, images: bool) -> None:
+def write_card_page(
+    folders: Sequence[Path], request: CardRequest, show: int, images: bool, with_model_card: bool
+) -> None:
     """Compare the runs in the folders of both sides, print the differences and write the page."""
     from steadygaze.report.comparison import sentence, short_list, write_card
+    from steadygaze.report.model_card import model_card
+    from steadygaze.report.pages import write_all
     from steadygaze.runs.before_after import faithfulness_changes
     from steadygaze.runs.compare import compare
     from steadygaze.runs.ranking import masked_models
@@ -332,6 +354,9 @@ def write_card_page(folders: Sequence[Path], request: CardRequest, show: int, im
         images=images,
         masked=[bool(masked_models(side)) for side in sections],
     )
+    if with_model_card:
+        text = model_card(comparison, faithfulness, short_list(comparison.changes))
+        files += write_all({request.out / "model-card.md": text})
     for file in files:
         print_line(console, f"wrote {file}")
 

@@ -66,6 +66,7 @@ def verify(**values: Any) -> None:
     Example: steadygaze verify -m deit_small_patch16_224 -d imagenet/val --methods all --dry-run -o run
     Example: steadygaze verify --suite ground_truth --methods gaze_removal,gae,rollout
     Example: steadygaze verify --suite mosaics -m embedded -d photos --methods gae,gaze
+    Example: steadygaze verify --suite funnybirds -m runs/birds -d FunnyBirds --methods gae,gaze -o run
     """
     from steadygaze.runs.verify import prepare_verify, run_verify
     from steadygaze.untrusted import damaged_files
@@ -111,8 +112,28 @@ def _verify_suite(request: VerifyRequest, dry: bool) -> None:
     else:
         for section in rows.table().sections:
             _print_ranking(section, console)
+    if request.suite == "funnybirds":
+        _print_parts(rows, console)
     if request.out is not None:
-        print_line(console, f"rows in the folders of {request.out}")
+        where = "" if request.suite == "funnybirds" else "the folders of "
+        print_line(console, f"rows in {where}{request.out}")
+
+
+def _print_parts(rows: Rows, console: Console) -> None:
+    """The scores of FunnyBirds' paper."""
+    from steadygaze.runs.funnybirds import summary
+
+    table = summary(rows)
+    digits = {"threshold": 3}
+    cells = [
+        (
+            [*line, *(f"{value:.{digits.get(name, 1)}f}" for name, value in zip(table, values, strict=True))],
+            "",
+        )
+        for line, values in zip(table.index, table.to_numpy(), strict=True)
+    ]
+    columns = [Column("method", "name"), Column("score", "name"), *map(Column, table.columns)]
+    print_table(console, columns, cells, title="scores of FunnyBirds, %")
 
 
 def _print_tasks(rows: Rows, console: Console) -> None:

@@ -3,7 +3,8 @@
 | layout | label |
 | --- | --- |
 | `FOLDER/<class>/**/*.jpg` | a synset (n02123045), an index (281), or a class name ("tabby cat") |
-| `FOLDER/index.csv` | columns `image`, one of LABEL_COLUMNS, and optionally `mask` |
+| `FOLDER/index.csv` | columns `image`, one of LABEL_COLUMNS, and optionally `mask` and any other |
+| `FOLDER/metadata.csv` | the same, or as Waterbirds and WILDS have it (`data/datasets/wilds.py`) |
 
 Images are put into an order that visits the classes evenly: one of every class before the second of any,
 classes in bit-reversed order. So the first N images are an even sample for any N, without randomness, and a
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 SYNSET = re.compile(r"n\d{8}")
 LABEL_COLUMNS = ("imagenet_index", "index", "label", "synset", "class", "name")
+IMAGE, MASK = "image", "mask"  # columns of an index.csv
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Item:
         path: The file; for an encoded image, the archive or data set that holds it.
         label: None if it is not one of the model's classes.
         mask: The file of its mask or label map, if it has one.
+        group: The group of images that it belongs to, if groups were asked for.
         encoded: Reads an image that is part of another file; None for a file.
     """
 
@@ -45,6 +48,7 @@ class Item:
     path: Path
     label: int | None
     mask: Path | EncodedImage | None = None
+    group: str = field(default="", kw_only=True)
     encoded: EncodedImage | None = field(default=None, kw_only=True)
 
     @property
@@ -157,36 +161,66 @@ def read_class_folders(folder: Path, classes: ClassLookup) -> list[Item]:
     )
 
 
-def read_index(file: Path, classes: ClassLookup) -> list[Item]:
-    """The images that an index.csv lists, interleaved by class."""
-    table = _read_table(file)
+def read_index(file: Path, classes: ClassLookup, groups: Sequence[str] = ()) -> list[Item]:
+    """The images that an index.csv lists, interleaved by class. groups: columns whose values are a group."""
+    return table_items(file, read_table(file), classes, groups)
+
+
+def table_items(
+    file: Path, table: pd.DataFrame, classes: ClassLookup, groups: Sequence[str] = ()
+) -> list[Item]:
+    """The images of a table with the columns of an index.csv, interleaved by class. file: whose folder paths
+    are relative to."""
     columns = list(table.columns)
     label_column = next((name for name in LABEL_COLUMNS if name in columns), None)
-    if "image" not in columns or label_column is None:
+    if IMAGE not in columns or label_column is None:
         raise InputError(
             f"{file}: expected the columns image and one of {', '.join(LABEL_COLUMNS)}, "
             f"got {', '.join(columns) or 'nothing'}"
         )
-    masks = table["mask"] if "mask" in columns else [""] * len(table)
-    groups: dict[str, list[Item]] = {}
-    rows = zip(table["image"], table[label_column], masks, strict=True)
-    for number, (image, label, mask) in enumerate(rows, start=1):
+    check_group_columns(groups, columns)
+    masks = table[MASK] if MASK in columns else [""] * len(table)
+    by_class: dict[str, list[Item]] = {}
+    cells = [table[name] for name in groups]
+    rows = zip(table[IMAGE], table[label_column], masks, *cells, strict=True)
+    for number, (image, label, mask, *values) in enumerate(rows, start=1):
         if not image or not label:
             raise InputError(f"{file}, row {number}: image or {label_column} is empty")
         mask_file = file.parent / mask if mask else None
-        item = Item(Path(image).as_posix(), file.parent / image, classes.index(label), mask_file)
-        groups.setdefault(label, []).append(item)
-    if not groups:
+        group = group_name(groups, values)
+        item = Item(Path(image).as_posix(), file.parent / image, classes.index(label), mask_file, group=group)
+        by_class.setdefault(label, []).append(item)
+    if not by_class:
         raise InputError(f"{file} lists no images")
-    return interleave(list(groups.values()))
+    return interleave(list(by_class.values()))
 
 
-def _read_table(file: Path) -> pd.DataFrame:
-    """Every cell as text; empty cells are empty texts."""
+def check_group_columns(groups: Sequence[str], columns: Iterable[str]) -> None:
+    """UnknownNameError for a column that is not there."""
+    known = list(columns)
+    for name in groups:
+        if name not in known:
+            raise UnknownNameError("column", name, known, option="groups")
+
+
+def group_name(columns: Sequence[str], values: Sequence[object]) -> str:
+    """The name of a group.
+
+    Examples:
+        >>> group_name(["y", "place"], [0, 1])
+        'y=0, place=1'
+    """
+    return ", ".join(f"{name}={value}" for name, value in zip(columns, values, strict=True))
+
+
+def read_table(file: Path, rows: int | None = None) -> pd.DataFrame:
+    """Every cell as text; empty cells are empty texts. rows: at most this many."""
     import pandas as pd
 
     try:
-        table = pd.read_csv(file, dtype=str, keep_default_na=False, encoding="utf-8-sig", index_col=False)
+        table = pd.read_csv(
+            file, dtype=str, keep_default_na=False, encoding="utf-8-sig", index_col=False, nrows=rows
+        )
     except pd.errors.EmptyDataError:
         return pd.DataFrame()
     except (OSError, ValueError) as error:  # ParserError and UnicodeDecodeError are ValueErrors

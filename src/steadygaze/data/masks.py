@@ -2,7 +2,7 @@
 
 | layout | where | values in the mask file |
 | --- | --- | --- |
-| index.csv | column `mask` | 255 object, 128 border, 0 background; or 1 object, 0 background |
+| index.csv, metadata.csv | column `mask` | 255 object, 128 border, 0 background; or 1 object, 0 background |
 | pairs | MASKS holds the same paths as FOLDER, as .png | the same |
 | pairs | a folder in MASKS for each image (a/b.jpg -> a/b/*.png), one mask for each part | the same |
 | ImageNet-S | `validation/`, `validation-segmentation/` | R + 256·G: a class, 0 other, 1000 border |
@@ -25,7 +25,15 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from steadygaze.data.folders import ClassLookup, Item, interleave, read_class_folders, read_index
+from steadygaze.data.datasets.wilds import METADATA, lists_images, read_metadata
+from steadygaze.data.folders import (
+    ClassLookup,
+    Item,
+    interleave,
+    read_class_folders,
+    read_index,
+    table_items,
+)
 from steadygaze.data.images import EncodedImage, images_in, read_stored
 from steadygaze.errors import ImageError, InputError, SteadygazeError
 from steadygaze.untrusted import read_text
@@ -83,22 +91,38 @@ class LabeledImages:
 
 
 def find_labeled_images(
-    folder: str | Path, masks: str | Path | None, classes: ClassLookup, limit: int | None = None
+    folder: str | Path,
+    masks: str | Path | None,
+    classes: ClassLookup,
+    limit: int | None = None,
+    groups: Sequence[str] = (),
 ) -> LabeledImages:
-    """The labeled images of a folder in any of the layouts, or of a CSV file, with their masks."""
-    images = _find(Path(folder), None if masks is None else Path(masks), classes)
+    """The labeled images of a folder in any of the layouts, or of a CSV file, with their masks.
+
+    Args:
+        groups: Columns of the CSV file whose values name the group of an image.
+    """
+    images = _find(Path(folder), None if masks is None else Path(masks), classes, groups)
     return replace(images, items=images.items[:limit])
 
 
-def _find(folder: Path, masks: Path | None, classes: ClassLookup) -> LabeledImages:
+def _find(folder: Path, masks: Path | None, classes: ClassLookup, groups: Sequence[str]) -> LabeledImages:
     if masks is not None:
         _require_folder(masks, "masks")
     if folder.suffix == ".csv" and folder.is_file():
-        return _from_index(folder, masks, classes)
+        return _from_index(folder, masks, classes, groups)
     _require_folder(folder, "images")
     for root in (folder, masks):
         if root is not None and (root / "index.csv").is_file():
-            return _from_index(root / "index.csv", masks, classes)
+            return _from_index(root / "index.csv", masks, classes, groups)
+    if lists_images(folder / METADATA):
+        return _from_index(folder / METADATA, masks, classes, groups)
+    if groups:
+        raise InputError(
+            f"groups: expected a table with the column {groups[0]}, such as {folder / 'index.csv'}, "
+            "found none",
+            option="groups",
+        )
     if (folder / "JPEGImages").is_dir() and (folder / "SegmentationClass").is_dir():
         return _from_voc(folder, classes)
     for images, segmentations in IMAGENET_S_FOLDERS.items():
@@ -118,14 +142,18 @@ def _require_folder(path: Path, content: str) -> None:
         raise InputError(f"expected a folder of {content}, got {path}: {state}")
 
 
-def _from_index(file: Path, masks: Path | None, classes: ClassLookup) -> LabeledImages:
-    items = read_index(file, classes)
+def _from_index(file: Path, masks: Path | None, classes: ClassLookup, groups: Sequence[str]) -> LabeledImages:
+    if file.name == METADATA:
+        items = table_items(file, read_metadata(file), classes, groups)
+    else:
+        items = read_index(file, classes, groups)
+    layout = METADATA if file.name == METADATA else "index.csv"
     with_mask = [item for item in items if item.mask is not None]
     if with_mask:
-        return LabeledImages(with_mask, decode_object_mask, len(items) - len(with_mask), "index.csv")
+        return LabeledImages(with_mask, decode_object_mask, len(items) - len(with_mask), layout)
     if masks is not None:
         raise InputError(f"{file} has no column mask: expected the path of a mask for each image")
-    return LabeledImages(items, layout="index.csv")
+    return LabeledImages(items, layout=layout)
 
 
 def _paired(items: list[Item], masks: Path, decode: Decode, layout: str) -> LabeledImages:

@@ -153,6 +153,7 @@ class Sample:
         key: Identifies it in the data, wherever it is stored.
         holder: The shard or data set that holds it.
         label: As given in the data; None if there is none.
+        group: Name of its group, if groups were asked for.
         problem: Why it cannot be used, "" if it can.
     """
 
@@ -162,6 +163,7 @@ class Sample:
     label: str | None = None
     mask: EncodedImage | None = None
     problem: str = ""
+    group: str = ""
 
     @property
     def place(self) -> str:

@@ -137,7 +137,8 @@ class ImageStream:
             return _unusable(
                 sample, f"no label: expected {self.spec.options.get('label', 'one')}. Give label=NAME."
             )
-        return Item(sample.key, Path(sample.holder), label, sample.mask, encoded=sample.image)
+        place = Path(sample.holder)
+        return Item(sample.key, place, label, sample.mask, group=sample.group, encoded=sample.image)
 
     def first(self) -> list[Item]:
         """Images at the start; an error if there are none, or none of them can be used."""
@@ -248,10 +249,21 @@ def read_ahead(items: Iterable[T], size: int = READ_AHEAD) -> Iterator[T]:
 
 
 def open_stream(
-    spec: StreamSpec, classes: ClassLookup, *, labels_needed: bool = True, limit: int | None = None
+    spec: StreamSpec,
+    classes: ClassLookup,
+    *,
+    labels_needed: bool = True,
+    limit: int | None = None,
+    groups: Sequence[str] = (),
 ) -> ImageStream:
-    """The images that a specification names."""
-    reader = TarShards.open(spec) if spec.kind == "wds" else TableRows.open(spec)
+    """The images that a specification names. groups: columns whose values name the group of an image."""
+    if groups and spec.kind == "wds":
+        raise InputError(
+            f"groups: expected a table with the column {groups[0]}, got {spec}. Use a folder with index.csv, "
+            "or hf: data.",
+            option="groups",
+        )
+    reader = TarShards.open(spec) if spec.kind == "wds" else TableRows.open(spec, groups)
     labels = None
     if not isinstance(classes, Unlabeled):
         labels = LabelLookup(classes, spec.label_names, reader.label_names)

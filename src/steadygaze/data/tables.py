@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from steadygaze.data.datasets.tree import abbreviated
 from steadygaze.data.decoding import first_line
+from steadygaze.data.folders import check_group_columns, group_name
 from steadygaze.data.images import EncodedImage
 from steadygaze.data.stream_spec import MAX_BYTES, ImageBytes, Sample, StreamSpec
 from steadygaze.errors import ImageError, InputError, UnknownNameError
@@ -39,6 +40,7 @@ class TableRows:
 
     Attributes:
         columns: The column of each of image, label, mask and key.
+        groups: Columns whose values name the group of an image; names of their integers, if declared.
         label_names: Names of integer labels that the data itself declares.
         files: Of the hub, which are checked before they are read.
         damaged: What could not be read whole; filled while samples are read.
@@ -52,10 +54,11 @@ class TableRows:
     rows: int | None = None
     label_names: tuple[str, ...] | None = None
     files: tuple[str, ...] = ()
+    groups: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
     damaged: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, spec: StreamSpec) -> TableRows:
+    def open(cls, spec: StreamSpec, groups: Sequence[str] = ()) -> TableRows:
         """The split that the options name, or the only one; every column that is needed is checked."""
         folder = _local_folder(spec)
         if folder is not None:
@@ -68,12 +71,14 @@ class TableRows:
         features = dataset.features or _features_of_first_row(spec, dataset)
         columns = _columns(spec, features)
         label: Any = features.get(columns.get("label", ""))
-        names = tuple(label.names) if _kind(label) == "ClassLabel" else None
-        dataset = dataset.select_columns(sorted(set(columns.values())))
+        names = _names(label)
+        check_group_columns(groups, features)
+        dataset = dataset.select_columns(sorted({*columns.values(), *groups}))
         for role in ("image", "mask"):
             if role in columns:
                 dataset = _undecoded(spec, dataset, columns[role], features[columns[role]])
-        return cls(spec, dataset, split, folder, columns, rows, names, files.get(split, ()))
+        named = {column: _names(features[column]) for column in groups}
+        return cls(spec, dataset, split, folder, columns, rows, names, files.get(split, ()), named)
 
     layout = "Hugging Face dataset"  # for display
 
@@ -132,7 +137,12 @@ class TableRows:
             mask = self._encoded("mask", key, values) if "mask" in self.columns else None
         except ImageError as error:
             return Sample(key, self._holder, problem=str(error))
-        return Sample(key, self._holder, image, None if label is None else str(label), mask)
+        group = group_name(list(self.groups), [self._value(name, values[name]) for name in self.groups])
+        return Sample(key, self._holder, image, None if label is None else str(label), mask, group=group)
+
+    def _value(self, column: str, value: Any) -> Any:
+        names = self.groups[column]
+        return value if names is None or not isinstance(value, int) else names[value]
 
     def _encoded(self, role: str, key: str, values: Mapping[str, Any]) -> EncodedImage:
         column = self.columns[role]
@@ -402,6 +412,10 @@ def _undecoded(spec: StreamSpec, dataset: Any, column: str, feature: Any) -> Any
         f"data: expected images in the column {column} of {spec}, got "
         f"{getattr(feature, 'dtype', None) or _kind(feature)}. Name another, as in ?image=COLUMN"
     )
+
+
+def _names(feature: Any) -> tuple[str, ...] | None:
+    return tuple(feature.names) if _kind(feature) == "ClassLabel" else None
 
 
 def _kind(feature: Any) -> str:

@@ -545,7 +545,7 @@ def _entry(name: str, unit: str, better: Any, low: float, high: float, summary: 
         family="truth",
         by_map=True,
         compute=compute,
-        needs_truth=True,
+        suite="ground_truth",
     )
 
 

@@ -48,6 +48,7 @@ FAMILIES = (
     "stability",
     "concentration",
     "truth",
+    "parts",
 )  # the order of tables; others follow
 
 
@@ -90,8 +91,8 @@ class Metric(Quantity):
 
     Args:
         compute (Callable): measures; metrics that share it run together.
-        needs_truth (bool): whether it needs a model whose true patch importance is known
-            (`ground_truth.hand_set_vit`).
+        suite (str): name of the suite of `verify` that alone can measure it. What it knows is the model's
+            attribute of that name.
         uses_model (bool): false for metrics that look at maps and masks only.
         uses_fill (bool): whether it paints pixels with the option `fill`.
         hides_patches (bool): whether the option `hide` decides how it hides patches.
@@ -110,7 +111,7 @@ class Metric(Quantity):
     compute: Compute
     needs_masks: bool = False
     needs_explain: bool = False
-    needs_truth: bool = False
+    suite: str = ""
     uses_model: bool = True
     uses_fill: bool = False
     hides_patches: bool = False
@@ -160,6 +161,7 @@ METRICS: Registry[Metric] = Registry(
             "truth",
             "ground_truth",
             "single_deletion",
+            "funnybirds",
         )
     ],
     hint="sg.list_metrics() lists them.",
@@ -292,14 +294,14 @@ def check_outputs(metrics: Iterable[Metric], outputs: Outputs) -> None:
 
 
 def check_truth(metrics: Iterable[Metric], model: nn.Module) -> None:
-    """Raise `InputError` if a metric needs the true importance of the patches, and it is not known."""
-    needing = [entry.name for entry in metrics if entry.needs_truth]
-    if needing and not hasattr(model, "ground_truth"):
-        raise InputError(
-            f"{', '.join(needing)}: expected a model whose true patch importance is known, got "
-            f"{type(model).__name__}. Use verify with suite='ground_truth', which has such models.",
-            option="metrics",
-        )
+    """Raise `InputError` if a metric needs a truth that is not known for this model and its images."""
+    for entry in metrics:
+        if entry.suite and not hasattr(model, entry.suite):
+            raise InputError(
+                f"{entry.name}: expected a model whose true patch importance or part effects are known, got "
+                f"{type(model).__name__}. Use verify with suite={entry.suite!r}.",
+                option="metrics",
+            )
 
 
 def list_metrics() -> Listing[MetricInfo]:

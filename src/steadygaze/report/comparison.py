@@ -45,6 +45,7 @@ HEADLINES = (  # setting and metric of the first sentence of a page, the most im
 )
 TILES = (
     ("clean", "top1"),
+    ("clean", "worst_group"),
     ("corruptions", "mean_error"),
     ("corruptions", "mce"),
     ("corruptions", "attention_stability"),

@@ -65,6 +65,7 @@ class CardRequest:
     methods: Sequence[str] = (DEFAULT,)
     metrics: Sequence[str] = ()
     masks: Path | None = None
+    groups: Sequence[str] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     model_options: Mapping[str, Any] = field(default_factory=dict)
     limit: int | None = None
@@ -141,6 +142,7 @@ def _side(side: str, name: str, request: CardRequest, world: World) -> Side:
         **common,
         out=out / "stress",
         suites=list(request.suites),
+        groups=request.groups,
         options=request.options,
         map_method=request.methods[0],
     )

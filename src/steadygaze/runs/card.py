@@ -237,6 +237,20 @@ class Card:
                 answers.update((image, (pair[0], pair[1])) for image, pair in zip(images, pairs, strict=True))
         return answers
 
+    @cached_property
+    def groups(self) -> list[str] | None:
+        """The group of each image of the data, in order of name, empty where it is unknown; None without
+        groups."""
+        key = CLEAN.label, TOP1.name
+        if not self.run["settings"].get("groups") or key not in self.keys:
+            return None
+        table = self._table(CLEAN.label)
+        rows = table.rows(key)
+        groups = [""] * len(table)
+        for rank, group in zip(table.ranks(rows), self._all.text("note", rows), strict=True):
+            groups[rank] = group
+        return groups
+
     # -- what was measured -------------------------------------------------------------------------
 
     def population(self, label: str) -> str:

@@ -37,7 +37,7 @@ from steadygaze.runs.statistics import draws, interval
 from steadygaze.runs.suite import SUITES, all_suites
 from steadygaze.untrusted import check_complete, damaged_files
 
-COMPARED = ("data", "images_hash", "batch", "preprocessing", "device", "versions")
+COMPARED = ("data", "images_hash", "groups", "batch", "preprocessing", "device", "versions")
 NO_SPREAD = Spread(float("nan"), float("nan"), float("nan"), float("nan"), 0)
 
 

@@ -37,7 +37,7 @@ METHODS, SUITES, OUTPUT = "Methods and metrics", "Suites", "Output"  # groups of
 CHANCE = "random"  # the method whose numbers are the chance level
 CEILING, SEARCHED = "ceiling", "greedy"  # the line of the best values of searched orders; their method
 DEFAULT_METRICS = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
-VERIFY_SUITES = ("ground_truth", "mosaics")
+VERIFY_SUITES = ("ground_truth", "mosaics", "funnybirds")
 TOO_LARGE = 2**63  # generators of torch take seeds of 64 bits
 
 
@@ -329,11 +329,14 @@ class VerifyRequest(Request):
         None,
         "ground_truth, instead of a model and data: small ViTs with hand-set weights whose true patch "
         "importance is known exactly; takes seconds. mosaics: do maps find the class among four images of "
-        "the data folder? Neither needs an output folder.",
+        "the data folder? funnybirds: do maps name the parts that the model uses? The data is a folder in "
+        "the layout of FunnyBirds. An output folder is optional.",
         python='"ground_truth", instead of `model` and `data`: small ViTs with hand-set weights whose true '
         'patch importance is known exactly (docs/evidence/ground_truth.md). "mosaics": mosaics of images '
         "of the folder `data` that the model classifies correctly, measured by focus and grid_pointing. "
-        "`limit` is the number of images of each task, or of mosaics of each kind.",
+        '"funnybirds": the protocol of FunnyBirds on the folder `data` in its layout, whose images lack '
+        "parts one by one. `limit` is the number of images of each task, of mosaics of each kind, or of test "
+        "images.",
         metavar="NAME",
     )
     out: Path | None = shared(
@@ -518,8 +521,9 @@ class StressRequest(Request):
     suites: str | Sequence[str] = option(
         ("corruptions",),
         "Suites, comma-separated; `steadygaze suites` lists them: corruptions, sequences, attacks, "
-        "autoattack:THREAT, "
-        "occlusion, attention, synthetic, shift:NAME=FOLDER, cue_conflict:FOLDER, neighbors:NAME=FOLDER "
+        "autoattack:THREAT, patchfool or patchfool:PLACE, "
+        "occlusion, attention, synthetic, backgrounds, backgrounds_challenge:FOLDER, ood:NAME=FOLDER, "
+        "shift:NAME=FOLDER, cue_conflict:FOLDER, neighbors:NAME=FOLDER "
         "(with train/ and test/, or a published dataset), neighbors:NAME=TRAIN=TEST. For segmenters: "
         "segmentation; for models that answer questions: vqa:FOLDER.",
         python="Names of `sg.list_suites()`, such as corruptions, attacks, shift:NAME=FOLDER.",
@@ -528,8 +532,25 @@ class StressRequest(Request):
         panel=SUITES,
         required=True,
     )
+    groups: Sequence[str] | None = option(
+        None,
+        "Also measure the accuracy of each group of images, and of the worst: columns of the data "
+        "(index.csv, metadata.csv or hf: data) whose values define the groups, such as y,place.",
+        python="Columns of the data (index.csv, metadata.csv of Waterbirds and WILDS, or of hf: data) whose "
+        "values define groups of images: accuracy is also measured for each group, and for the worst one.",
+        type=list[str] | None,
+        panel=SUITES,
+        metavar="COLUMNS",
+        split="names",
+    )
     options: Mapping[str, Any] = field(default_factory=dict)
     map_method: str = DEFAULT
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        groups: Any = self.groups
+        names = [groups] if isinstance(groups, str) else list(groups or ())
+        self._set(groups=[name.strip() for text in names for name in text.split(",") if name.strip()])
 
 
 # Options of the suites that are in this package, which the command lists beside those of the request, and
@@ -560,6 +581,9 @@ SUITE_OPTIONS = {
         type=int | None,
         panel=SUITES,
     ),
+    "patch_steps": Option(
+        "Steps of patchfool. Default: 250, as published.", metavar="N", type=int | None, panel=SUITES
+    ),
     "salient": Option(
         f"Attribution method that ranks the tokens in the suite occlusion. Default: {DEFAULT}.",
         metavar="METHOD",
@@ -567,6 +591,12 @@ SUITE_OPTIONS = {
     ),
     "backgrounds": Option(
         "Background images, for the suite synthetic.", metavar="FOLDER", type=Path | None, panel=SUITES
+    ),
+    "in_to_in9": Option(
+        "File in_to_in9.json of the backgrounds challenge, if it is not in its folder.",
+        metavar="FILE",
+        type=Path | None,
+        panel=SUITES,
     ),
     "partial": Option(
         "Accept incomplete downloads of the datasets of shift and neighbors.",

@@ -77,7 +77,7 @@ class RunImage:
         labels: Every correct class; empty if its label is not known.
         item: Its file; None for an image in memory.
         reader: Reads an image of a suite's own set; None for an image of the data.
-        group: The part of a set that it belongs to, noted in its rows.
+        group: The part of a set, or the group of the data, that it belongs to; noted in its rows.
         tensor: (3, H, W), an image in memory as it was given, normalized.
         mask: (H, W), the mask or label map of an image in memory.
     """
@@ -92,7 +92,7 @@ class RunImage:
 
     @classmethod
     def of(cls, item: Item) -> RunImage:
-        return cls(item.name, () if item.label is None else (item.label,), item)
+        return cls(item.name, () if item.label is None else (item.label,), item, group=item.group)
 
 
 @dataclass(frozen=True)
@@ -391,20 +391,23 @@ class FileSource:
         *,
         labels_needed: bool,
         label_maps: bool = False,
+        groups: Sequence[str] = (),
     ) -> FileSource:
-        """Find the images. place: None for no images; label_maps: of a segmenter."""
+        """Find the images. place: None for no images; label_maps: of a segmenter; groups: columns."""
         if place is None:
             return cls(LabeledImages([]), request.batch_size)
         if isinstance(place, StreamSpec):
             request.refuse_masks(place)
             if label_maps:
                 raise InputError(f"segmentation: expected a folder of images with label maps, got {place}")
-            stream = open_stream(place, lookup, labels_needed=labels_needed, limit=request.limit)
+            stream = open_stream(
+                place, lookup, labels_needed=labels_needed, limit=request.limit, groups=groups
+            )
             return cls(stream, request.batch_size)
         images = (
             find_label_maps(place, request.masks, limit=request.limit)
             if label_maps
-            else find_labeled_images(place, request.masks, lookup, request.limit)
+            else find_labeled_images(place, request.masks, lookup, request.limit, groups)
         )
         return cls(images, request.batch_size, place)
 
@@ -503,6 +506,12 @@ class FileSource:
         if isinstance(self.images, SegmentationImages):
             facts["segments"] = list(self.images.names or range(self.images.classes))
         return facts
+
+    def group_facts(self) -> dict[str, Any]:
+        """What identifies the groups of the images of a folder; those of a stream are not known before."""
+        if isinstance(self.images, ImageStream):
+            return {}
+        return {"hash": names_hash(f"{item.name}\t{item.group}" for item in self.images)}
 
     def notes(self) -> Iterator[str]:
         """What is missing or left out."""

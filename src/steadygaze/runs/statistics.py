@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from steadygaze.errors import InputError
 from steadygaze.quantity import Combine, pooled
@@ -239,6 +239,19 @@ def _any(
         return out
 
     return function
+
+
+def resampled_share(
+    values: Float[np.ndarray, " n"], known: Bool[np.ndarray, " n"], repeats: int, seed: int
+) -> Float[np.ndarray, " r"]:
+    """The mean of the known values of the data, then of every resampled data set, NaN where none is known;
+    with the same draws as `bootstrap`."""
+    hits, of = np.where(known, values, 0.0), known.astype(np.float64)
+    samples = [np.array([hits.sum() / of.sum()])]
+    for counts in draws(len(values), repeats, seed):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            samples.append((counts @ hits) / (counts @ of))
+    return np.concatenate(samples)
 
 
 def interval(samples: Float[np.ndarray, "r *k"]) -> tuple[np.ndarray, np.ndarray]:

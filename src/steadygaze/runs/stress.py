@@ -17,6 +17,7 @@ from steadygaze import __version__
 from steadygaze.data.folders import ClassLookup, Unlabeled
 from steadygaze.data.images import tensor_hash
 from steadygaze.data.label_maps import SegmentationImages
+from steadygaze.data.masks import LabeledImages
 from steadygaze.data.memory import Data, InMemoryData
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
@@ -352,7 +353,12 @@ def _prepare_files(
         check_outputs(suites, evaluator.outputs)
     image_sets = tuple(image_set for suite in suites for image_set in suite.image_sets(evaluator))
     lookup = ClassLookup(loaded.class_names, classes) if labeled else Unlabeled()
-    data = FileSource.open(request, place, lookup, labels_needed=True, label_maps=label_maps)
+    groups = request.groups or ()
+    if groups and (label_maps or not labeled or place is None):
+        raise InputError(
+            "groups: expected a classifier and data, whose accuracy is measured by group", option="groups"
+        )
+    data = FileSource.open(request, place, lookup, labels_needed=True, label_maps=label_maps, groups=groups)
     if isinstance(data.images, SegmentationImages) and data.images.classes != classes:
         raise InputError(
             f"segmentation: {loaded.name} has {classes} classes, the masks of {place} "
@@ -365,10 +371,14 @@ def _prepare_files(
             f"{needy}: expected masks. Give masks=FOLDER, a column mask in {place}/index.csv, or ?mask=NAME",
             option="masks",
         )
+    for suite in suites:
+        suite.use_data(data.images.items if isinstance(data.images, LabeledImages) else None)
     decode = data.decode if label_maps or needy else None
     measured = with_predictions(suites, evaluator) if place is not None and not label_maps else list(suites)
     conditions = _conditions(measured, evaluator)
     facts = {**request.settings(loaded), **data.facts(), "device": evaluator.device.type}
+    if groups:
+        facts["groups"] = {"columns": list(groups), **data.group_facts()}
     names = loaded.class_names
     labels = data.labels(classes) if labeled and not label_maps else []
     about = {
@@ -399,8 +409,12 @@ def _prepare_files(
 
 
 def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: bool) -> PreparedStress:
+    if request.groups:
+        raise InputError(
+            "groups: expected data in a folder or a table, got batches without columns", option="groups"
+        )
     for suite in suites:
-        if suite.own_images or suite.needs_masks:
+        if suite.own_images or suite.needs_masks or suite.needs_files:
             raise InputError(
                 f"{suite.name}: expected data in a folder, got batches. Give the folder and a model of "
                 "sg.load_model."
@@ -524,10 +538,10 @@ def stress(
         on_progress: Called with a `Progress` while the run computes.
         suite_options: Options of the suites, as `sg.list_suites()` describes them: corruptions ("all15",
             "all19" or names), severities (some of 1..5): of corruptions, attention, segmentation and
-            shift:imagenet-c; epsilons (such as 8/255), pgd_steps: of attacks; attack_steps,
-            square_queries: of autoattack; salient (a method): of
-            occlusion; backgrounds (a folder): of synthetic; bank (number of training images): of neighbors;
-            partial (accept incomplete downloads): of shift and neighbors.
+            shift:imagenet-c; epsilons (such as 8/255), pgd_steps: of attacks; attack_steps, square_queries:
+            of autoattack; patch_steps: of patchfool; salient (a method): of occlusion; backgrounds (a
+            folder): of synthetic; in_to_in9 (a file): of backgrounds_challenge; bank (number of training
+            images): of neighbors; partial (accept incomplete downloads): of shift and neighbors.
 
     Returns:
         The rows: one number for each image, setting and metric.

@@ -7,7 +7,7 @@ in this order:
 | method | when | where |
 | --- | --- | --- |
 | `open` | before the model is loaded: read folders, check names | main process |
-| `conditions`, `image_sets` | once the model is known | main process |
+| `use_data`, `conditions`, `image_sets` | once the model is known | main process |
 | `make` | for each image and condition | worker processes |
 | `reference`, `measure` | for each batch | beside the model |
 | `samples` | once, for reports | beside the model |
@@ -24,12 +24,14 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from jaxtyping import Float
 
+from steadygaze.data.folders import Item
 from steadygaze.errors import InputError
 from steadygaze.notebook import Listing
 from steadygaze.registry import Registry
 from steadygaze.robustness.calibration import BINS
 from steadygaze.runs.card import Card, SuiteResults
 from steadygaze.runs.evaluator import Evaluator, Measurement
+from steadygaze.runs.groups import WORST_GROUP, group_figures, group_scores, group_tables
 from steadygaze.runs.request import SUITE_OPTIONS
 from steadygaze.runs.settings import (
     CLEAN,
@@ -99,6 +101,7 @@ class Suite(SuiteResults):
         argument: What stands after a colon, such as "NAME=FOLDER"; empty if nothing may.
         own_images: Has images of its own, so that a run of such suites needs no data.
         needs_masks: Every image of the data needs a mask.
+        needs_files: Reads other images beside the data, so that the data has to be files, too.
         samples_note: Text below its sample images in a report.
         outputs: What models it measures give; most suites measure the accuracy of classes.
         label_maps: Is measured on a segmenter with label maps, so it is never run together with other suites.
@@ -109,6 +112,7 @@ class Suite(SuiteResults):
     options: ClassVar[tuple[Option, ...]] = ()
     own_images: ClassVar[bool] = False
     needs_masks: ClassVar[bool] = False
+    needs_files: ClassVar[bool] = False
     label_maps: ClassVar[bool] = False
     samples_note: ClassVar[str] = ""
     outputs: ClassVar[tuple[Outputs, ...]] = ("classes",)
@@ -128,6 +132,9 @@ class Suite(SuiteResults):
     def open(self, limit: int | None) -> None:
         """Read what the suite needs beside the data; before the model is loaded. limit: images of each set at
         most."""
+
+    def use_data(self, images: Sequence[Item] | None) -> None:
+        """Take in the list of the images of the data, for suites that combine images; None for a stream."""
 
     def conditions(self, evaluator: Evaluator) -> Iterable[Condition]:
         """What is done to every image of the data; raises if the model is not suitable; `self.notes`
@@ -200,11 +207,14 @@ SUITES: Registry[type[Suite]] = Registry(
             "sequences",
             "attacks",
             "autoattack",
+            "patchfool",
             "occlusion",
             "attention",
             "shift",
             "cue_conflict",
             "synthetic",
+            "backgrounds",
+            "ood",
             "neighbors",
             "segmentation",
             "vqa",
@@ -286,11 +296,12 @@ class Predictions(Suite):
 
     name = CLEAN.suite
     title = "Accuracy by set"
-    quantities = (TOP1, TOP5, CONFIDENCE, ECE)
+    quantities = (TOP1, TOP5, CONFIDENCE, ECE, WORST_GROUP)
     tiles: ClassVar = {
         ("clean", "top1"): "accuracy on clean images",
         ("clean", "top5"): "correct class among the first five",
         ("clean", "ece"): "expected calibration error",
+        ("clean", "worst_group"): "accuracy of the worst group",
     }
 
     def conditions(self, evaluator: Evaluator) -> Iterable[Condition]:
@@ -313,6 +324,10 @@ class Predictions(Suite):
             count = int((~np.isnan(correct + confidence)).sum())
             yield Score(setting, ECE, own, count, f"{BINS} bins")
 
+    def scores(self, card: Card) -> Iterator[Score]:
+        """Accuracy by group, if the data has groups."""
+        return group_scores(card)
+
     def tables(self, card: Card) -> Iterator[Table]:
         """Clean, shifts, attacks, ...: every setting with predictions that is part of no series."""
         settings = [s for s in card.measured_settings(metric=TOP1.name) if not s.minor]
@@ -333,6 +348,7 @@ class Predictions(Suite):
             ["setting", *(m.title for m in metrics), "images"],
             rows,
         )
+        yield from group_tables(card)
 
     def figures(self, card: Card) -> Iterator[Figure]:
         bars = [
@@ -343,6 +359,7 @@ class Predictions(Suite):
         if len(bars) > 1:
             caption = "top-1 accuracy; whiskers are 95 % intervals"
             yield BarChart("Accuracy by set", bars, "accuracy, %", caption, highest=100)
+        yield from group_figures(card)
 
 
 def resampled_ece(settings: Sequence[Sequence[np.ndarray]], repeats: int, seed: int) -> list[np.ndarray]:

@@ -438,6 +438,10 @@ def run_verify(
         from steadygaze.runs.mosaics import run_mosaics
 
         return run_mosaics(request, run_verify, on_progress)
+    if request.suite == "funnybirds":
+        from steadygaze.runs.funnybirds import run_funnybirds
+
+        return run_funnybirds(request, functools.partial(run_verify, on_progress=on_progress))
     ready = prepared or prepare_verify(request, (world or World()).of_shard(request.shard))
     return replace(ready, request=request).run(world, on_progress, pace)
 

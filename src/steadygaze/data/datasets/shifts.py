@@ -58,14 +58,10 @@ from steadygaze.untrusted import parse_json, read_text
 
 @dataclass(frozen=True)
 class Shifted(Item):
-    """An image with every class that is correct for it; `label` is the first.
-
-    Attributes:
-        group: Part of the data set that is scored separately.
-    """
+    """An image with every class that is correct for it; `label` is the first. Its group is the part of the
+    data set that is scored separately."""
 
     right: tuple[int, ...] = ()
-    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,7 +140,9 @@ def read_class_folders(
         paths = ((p, p.relative_to(base).as_posix()) for p in files)
         groups.append(
             [
-                Shifted(rel, p, right[name][0], None, right[name], group(p) if callable(group) else group)
+                Shifted(
+                    rel, p, right[name][0], None, right[name], group=group(p) if callable(group) else group
+                )
                 for p, rel in paths
             ]
         )
@@ -475,7 +473,7 @@ def imagenet_p(root: str | Path, *, partial: bool = False) -> Shift:
                 class_index[path.parent.name],
                 None,
                 (class_index[path.parent.name],),
-                kind,
+                group=kind,
             )
             for path in films
         ]

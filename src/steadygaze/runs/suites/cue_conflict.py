@@ -26,7 +26,7 @@ from steadygaze.runs.card import Card
 from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
 from steadygaze.runs.settings import Accuracy, BarChart, Condition, Figure, Number, Score, Setting, Table, bar
 from steadygaze.runs.source import Batch, RunImage
-from steadygaze.runs.statistics import draws
+from steadygaze.runs.statistics import resampled_share
 from steadygaze.runs.suite import ImageSet, Suite, register_suite
 from steadygaze.runs.suites.shift import PARTIAL
 
@@ -129,7 +129,7 @@ class CueConflictSuite(Suite):
             known = part & (decided > 0)
             if not known.any():
                 continue
-            samples = _resampled_share(by_shape, known, card.repeats, card.seed)
+            samples = resampled_share(by_shape, known, card.repeats, card.seed)
             count = int((part & ~np.isnan(decided)).sum())
             note = f"{int(known.sum())} of {count} images decided by shape or texture"
             yield Score(
@@ -181,13 +181,3 @@ def _shapes(card: Card, count: int) -> np.ndarray:
     shapes = np.full(count, -1)
     shapes[details.ranks[details.lengths > 0]] = details.numbers.reshape(-1, 3)[:, 0]
     return shapes
-
-
-def _resampled_share(values: np.ndarray, known: np.ndarray, repeats: int, seed: int) -> np.ndarray:
-    """The mean of the known values of the data, and of every resampled data set."""
-    hits, of = np.where(known, values, 0.0), known.astype(np.float64)
-    samples = [np.array([hits.sum() / of.sum()])]
-    for counts in draws(len(values), repeats, seed):
-        with np.errstate(invalid="ignore", divide="ignore"):
-            samples.append((counts @ hits) / (counts @ of))
-    return np.concatenate(samples)

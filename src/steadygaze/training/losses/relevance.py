@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -300,7 +300,7 @@ class Relevance(Loss):
     runs_model = True
     tasks = ("classification",)
     options: MapOptions
-    pixel_terms: ClassVar[PixelTerms] = staticmethod(squares)
+    pixel_terms: PixelTerms = staticmethod(squares)
 
     def __init__(self, options: MapOptions, setup: LossSetup) -> None:
         super().__init__(options, setup)
