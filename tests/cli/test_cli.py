@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -249,6 +250,10 @@ def test_demo(tmp_path):
     assert len(list(tmp_path.glob("*.*.png"))) == 6 * images
     assert str(tmp_path / "grid.png") in result.output
     assert len(manifest(tmp_path)["methods"]) == 6
+    page = (tmp_path / "index.html").read_text()
+    shown = re.findall(r'<img src="([^"]+)"', page)
+    assert len(shown) == 4 and all((tmp_path / name).is_file() for name in shown)
+    assert "http" not in page, "it opens offline"
 
 
 @pytest.mark.parametrize(("name", "request_type"), [("verify", VerifyRequest), ("stress", StressRequest)])

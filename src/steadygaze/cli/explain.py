@@ -170,15 +170,24 @@ def demo(
         "steadygaze-demo"
     ),
 ) -> None:
-    """Explain the bundled example images with six methods and the embedded model. Needs no network.
+    """Look, explain, check and corrupt with the embedded model and bundled images. Needs no network.
+
+    Writes index.html, a page that opens offline, and the images of it.
 
     Example: steadygaze demo
     """
     from importlib.resources import as_file, files
 
+    from steadygaze.report.demo import write_demo
+
     with as_file(files("steadygaze") / "assets" / "demo") as folder:
         request = ExplainOptions(images=[folder], model="embedded", method=list(DEMO_METHODS), out=out)
-        raise typer.Exit(run(request))
+        code = run(request)
+        if not code:
+            images = sorted(folder.glob("*.png"))
+            page = write_demo(request.load(request.device), images, "grid.png", out)
+            print_line(stdout(), f"the whole thought on one page: {page}", "bold")
+    raise typer.Exit(code)
 
 
 def run(request: ExplainOptions, console: Console | None = None) -> int:

@@ -295,7 +295,7 @@ def write_all(written: dict[Path, str]) -> list[Path]:
 def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None, **context: Any) -> str:
     """Render a template of this folder, with the settings of runs and the rows that could not be used."""
     return (
-        _environment()
+        environment()
         .get_template(name)
         .render(
             runs=[how(run) for run in runs],
@@ -311,7 +311,7 @@ def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
     here = FunctionLoader(lambda other: (files("steadygaze") / "report" / other).read_text(encoding="utf-8"))
     environment = Environment(
         loader=here, autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
