@@ -65,6 +65,13 @@ SECTIONS = {  # name -> anchor, where the heading does not have it
     **dict.fromkeys(("importance_correlation", "importance_rank", "distractor_share"), "hand-set"),
     **dict.fromkeys(("focus", "grid_pointing"), "mosaics"),
     "single_deletion": "single-deletion",
+    **dict.fromkeys(
+        (
+            f"funnybirds_{name}"
+            for name in ("accuracy", "background", "completeness", "correctness", "contrastivity")
+        ),
+        "funnybirds",
+    ),
 }
 SUITES = {  # of stress
     "clean": ("ece",),
@@ -81,6 +88,9 @@ SUITES = {  # of stress
     "neighbors": ("knn",),
     "segmentation": ("miou",),
     "vqa": ("vqa-accuracy",),
+    "backgrounds": ("background-gap",),
+    "backgrounds_challenge": ("background-gap",),
+    "ood": ("ood",),
 }
 MODELS = {"deit": "deit", "dinov2": "dinov2", "vit": "vit", "clip": "clip", "rvt": "rvt"}  # part of a name
 

@@ -155,13 +155,14 @@ def root(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     plugin: Annotated[
-        Path | None,
+        str,  # None as default would import pydantic
         typer.Option(
             metavar="FILE",
             help="Run a Python file first, which registers methods, metrics, suites, losses or adapters. "
             "With every command, before or behind its name; repeatable.",
+            show_default=False,
         ),
-    ] = None,
+    ] = "",
 ) -> None:
     """Explain vision transformers, verify the explanations, measure robustness and improve it.
 
