@@ -154,15 +154,6 @@ def root(
         typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version."),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    plugin: Annotated[
-        str,  # None as default would import pydantic
-        typer.Option(
-            metavar="FILE",
-            help="Run a Python file first, which registers methods, metrics, suites, losses or adapters. "
-            "With every command, before or behind its name; repeatable.",
-            show_default=False,
-        ),
-    ] = "",
 ) -> None:
     """Explain vision transformers, verify the explanations, measure robustness and improve it.
 

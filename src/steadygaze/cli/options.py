@@ -84,7 +84,7 @@ class HelpfulGroup(TyperGroup):
         for title, rows in panels.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
-        _write_parameters(self.get_params(ctx), ctx, formatter)
+        _write_parameters(self.get_params(ctx), ctx, formatter, [PLUGIN])
 
 
 def _prepare_help(command: Any) -> None:
