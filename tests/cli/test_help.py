@@ -110,7 +110,7 @@ def options_of(path):
 
 
 def test_documents_use_options_that_exist():
-    known = ACCELERATE.union({"--version"}, *(options_of(path) for path in commands()))
+    known = ACCELERATE.union({"--version", "--plugin"}, *(options_of(path) for path in commands()))
     for script in sorted((CHECKOUT / "benchmarks").glob("*.py")):
         known |= set(re.findall(OPTION, script.read_text(encoding="utf-8")))
     wrong = set()
