@@ -14,6 +14,7 @@ from pytorch_grad_cam import (
     XGradCAM,
 )
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from torch import Tensor
 
 import steadygaze as sg
@@ -131,3 +132,21 @@ def test_shapley_cam_of_pytorch_grad_cam(kind: str) -> None:
         tiny(kind), images.detach(), target=TARGET, method="shapley_cam:weights=channels"
     ).scores
     close(ours, theirs, kind)
+
+
+@pytest.mark.parametrize("kind", DEFAULT_KINDS)
+def test_eigen_cam_of_pytorch_grad_cam(kind: str) -> None:
+    """The projection before they scale it; its sign is left to the decomposition there."""
+    model = tiny(kind).double()
+    images = random_images(model).double()
+    prefix, side = model.num_prefix_tokens, model.patch_embed.grid_size[0]
+    seen = []
+    handle = model.blocks[-1].norm1.register_forward_hook(lambda _module, _given, out: seen.append(out))
+    with torch.no_grad():
+        model(images)
+    handle.remove()
+    activations = seen[0][:, prefix:].unflatten(1, (side, -1)).permute(0, 3, 1, 2)
+    theirs = torch.from_numpy(get_2d_projection(activations.numpy()))
+    ours = sg.explain(model, images, target=0, method="eigen").scores
+    sign = (ours * theirs).sum((1, 2)).sign()[:, None, None]
+    assert torch.allclose(ours, sign * theirs.to(ours), atol=1e-5)
