@@ -29,6 +29,8 @@ def test_an_example_needs_nothing_of_the_checkout(name: str) -> None:
 def test_an_example_runs(
     name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if name == "fiftyone_dataset":
+        pytest.importorskip("fiftyone", reason="needs FiftyOne: pip install fiftyone")
     if name == "ray_tasks":
         pytest.importorskip("ray", reason="needs the extra ray: pip install steadygaze[ray]")
         monkeypatch.setenv("HOME", str(tmp_path))  # Ray writes the token of its cluster there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,8 @@ SHOWN = ("gaze_outline", "rollout")
 
 
 def write_demo(loaded: LoadedModel, images: Sequence[Path], grid: str, out: Path) -> Path:
-    """Write attention.png, check.png, fog.png and index.html into `out`; returns the page.
+    """Write attention.png, check.png, fog.png, index.html and the images themselves, in folders of their
+    classes, into `out`; returns the page.
 
     Args:
         grid: Name of the file with the methods side by side, in `out`.
@@ -67,6 +69,9 @@ def write_demo(loaded: LoadedModel, images: Sequence[Path], grid: str, out: Path
         .get_template("demo.html")
         .render(model=loaded.name, count=len(images), parts=parts, version=__version__, colors=8)
     )
+    for file in images:  # folders of classes, as `verify` and `stress` take them
+        (out / "photos" / file.stem).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, out / "photos" / file.stem / file.name)
     return write_all({out / "index.html": text})[0]
 
 
