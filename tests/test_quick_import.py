@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +37,16 @@ def test_python_m_steadygaze_answers():
     command = [sys.executable, "-m", "steadygaze", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("steadygaze ")
+
+
+@pytest.mark.parametrize("words", [["suites"], ["losses"], ["methods"], ["metrics"], ["train", "--list"]])
+def test_listings_do_not_import_torch(words):
+    code = f"from steadygaze.cli import app; app({words!r}, standalone_mode=False)"
+    report = "import sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", f"{code}\n{report}"], capture_output=True, check=True)
+
+
+def test_the_catalog_of_listings_is_what_is_registered():
+    tool = Path(__file__).parents[1] / "tools" / "catalog.py"
+    done = subprocess.run([sys.executable, tool, "--check"], check=False)
+    assert done.returncode == 0, "run python tools/catalog.py"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Annotated, Any
 
+import click
 import typer
 
 from steadygaze.cli.options import Json
@@ -28,15 +30,36 @@ METHOD_NOTES = (
 )
 
 
+def listed(kind: str, read: Callable[[], Sequence[Any]]) -> list[Any]:
+    """The entries of a listing: from a file of the package, so that torch is not imported; with plugins, what
+    is registered."""
+    from importlib.metadata import entry_points
+
+    from steadygaze.registry import GROUP
+
+    context = click.get_current_context(silent=True)
+    if entry_points(group=GROUP) or (context is not None and context.find_root().meta.get("plugins")):
+        return list(read())
+    return [SimpleNamespace(**entry) for entry in catalog()[kind]]
+
+
+def catalog() -> dict[str, list[dict[str, Any]]]:
+    """What tools/catalog.py wrote: methods, metrics, suites, losses and recipes."""
+    import json
+    from importlib.resources import files
+
+    text = (files("steadygaze") / "assets" / "catalog.json").read_text(encoding="utf-8")
+    entries: dict[str, list[dict[str, Any]]] = json.loads(text)
+    return entries
+
+
 def methods(*, as_json: Json = False) -> None:
     """List the attribution methods.
 
     Example: steadygaze methods
     Example: steadygaze methods --json
     """
-    from steadygaze.methods.registry import list_methods
-
-    infos = list_methods()
+    infos = listed("methods", lambda: import_module("steadygaze").list_methods())
     rows: list[Row] = []
     for family in dict.fromkeys(info.family for info in infos):
         rows += [([""] * 5, "")] if rows else []
@@ -55,9 +78,7 @@ def metrics(*, as_json: Json = False) -> None:
     Example: steadygaze metrics
     Example: steadygaze metrics --json
     """
-    from steadygaze.faithfulness.metric import list_metrics
-
-    infos = list_metrics()
+    infos = listed("metrics", lambda: import_module("steadygaze").list_metrics())
     rows = [
         ([info.name, str(info.better), "required" if info.needs_masks else "-", info.summary], "")
         for info in infos
@@ -72,9 +93,7 @@ def suites(*, as_json: Json = False) -> None:
     Example: steadygaze suites
     Example: steadygaze suites --json
     """
-    from steadygaze.runs.suite import list_suites
-
-    infos = list_suites()
+    infos = listed("suites", lambda: import_module("steadygaze").list_suites())
     rows = [
         ([f"{info.name}:{info.argument}".rstrip(":"), info.summary, ", ".join(info.options)], "")
         for info in infos
@@ -89,9 +108,7 @@ def losses(*, as_json: Json = False) -> None:
     Example: steadygaze losses
     Example: steadygaze losses --json
     """
-    from steadygaze.training.losses.registry import list_losses
-
-    infos = list_losses()
+    infos = listed("losses", lambda: import_module("steadygaze").list_losses())
     rows = []
     for info in infos:
         options = ", ".join(f"{name}={default}" for name, default in info.options.items())
@@ -128,13 +145,17 @@ def _print(
     as_json: bool,
     notes: Sequence[str] = (),
 ) -> None:
-    """Print dataclasses as JSON, or as a table with notes below."""
+    """Print entries as JSON, or as a table with notes below."""
     if as_json:
         import json
 
-        print(json.dumps([asdict(info) for info in infos], indent=2, default=str))
+        print(json.dumps([vars(info) for info in infos], indent=2, default=_plain))
         return
     console = stdout()
     print_table(console, columns, rows, title=f"{len(infos)} {what}")
     for note in notes:
         console.print(note, highlight=False, markup=False)
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else str(value)

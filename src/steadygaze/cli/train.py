@@ -100,13 +100,13 @@ def train(
     Example: steadygaze train cifar10-tap --set data.train=cifar10/train -o run
     Example: steadygaze train my.toml --set seed=1 --dry-run
     """
+    if list_recipes:
+        print_recipes(list_all)
+        return
     from steadygaze.training.loop import train as train_recipe
     from steadygaze.training.recipe import read_recipe, recipe_text
 
     numbers = DryRun(**values).numbers
-    if list_recipes:
-        print_recipes(list_all)
-        return
     if list_all:
         raise typer.BadParameter("--all: expected --list beside it")
     if recipe is None:
@@ -153,15 +153,14 @@ def _check_show(show: bool, settings: list[str] | None) -> None:
 
 def print_recipes(list_all: bool) -> None:
     """Print the shipped recipes with their cost and measured results, or only the measured ones."""
-    from steadygaze.training.recipe import read_recipe, shipped_recipes
+    from steadygaze.cli.lists import catalog
 
-    recipes = {name: read_recipe(name) for name in shipped_recipes()}
-    shown = {name: recipe for name, recipe in recipes.items() if list_all or recipe.is_measured}
+    recipes = catalog()["recipes"]
+    shown = [recipe for recipe in recipes if list_all or recipe["is_measured"]]
     rows: list[tuple[list[str], str]] = []
-    for name, recipe in shown.items():
-        facts = (("cost", recipe.cost), ("result", recipe.result))
-        text = [recipe.about, *(f"{title}: {fact}" for title, fact in facts if fact), ""]
-        rows.append(([name, "\n".join(text)], ""))
+    for recipe in shown:
+        facts = [f"{title}: {recipe[title]}" for title in ("cost", "result") if recipe[title]]
+        rows.append(([recipe["name"], "\n".join([recipe["about"], *facts, ""])], ""))
     columns = [Column("recipe", "name"), Column("description, cost, measured result", "text")]
     print_table(wide(), columns, rows, title=f"{len(rows)} recipes")
     if len(shown) < len(recipes):
