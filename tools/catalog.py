@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import steadygaze as sg
 from steadygaze.training.recipe import read_recipe, shipped_recipes
@@ -18,7 +20,7 @@ OUT = Path(__file__).parents[1] / "src" / "steadygaze" / "assets" / "catalog.jso
 
 
 def content() -> str:
-    listed = {
+    listed: dict[str, Sequence[Any]] = {
         "methods": sg.list_methods(),
         "metrics": sg.list_metrics(),
         "suites": sg.list_suites(),

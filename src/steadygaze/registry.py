@@ -27,6 +27,7 @@ from steadygaze.errors import InputError, SteadygazeError, UnknownNameError
 
 GROUP = "steadygaze.plugins"
 Entry = TypeVar("Entry")
+PLUGIN_FILES: list[Path] = []  # of `--plugin`, in this process
 _PLUGINS_LOADED = False
 _LOCK = RLock()
 
@@ -158,6 +159,7 @@ def load_plugin_file(path: Path) -> None:
     if not path.is_file() or spec is None or spec.loader is None:
         raise InputError(f"plugin: expected a Python file that registers a method or the like, got {path}")
     module = module_from_spec(spec)
+    PLUGIN_FILES.append(path)
     sys.modules.setdefault(path.stem, module)  # dataclasses and pickle look a class up by its module
     try:
         spec.loader.exec_module(module)

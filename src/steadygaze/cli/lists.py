@@ -8,7 +8,6 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Annotated, Any
 
-import click
 import typer
 
 from steadygaze.cli.options import Json
@@ -35,10 +34,9 @@ def listed(kind: str, read: Callable[[], Sequence[Any]]) -> list[Any]:
     is registered."""
     from importlib.metadata import entry_points
 
-    from steadygaze.registry import GROUP
+    from steadygaze.registry import GROUP, PLUGIN_FILES
 
-    context = click.get_current_context(silent=True)
-    if entry_points(group=GROUP) or (context is not None and context.find_root().meta.get("plugins")):
+    if PLUGIN_FILES or entry_points(group=GROUP):
         return list(read())
     return [SimpleNamespace(**entry) for entry in catalog()[kind]]
 
