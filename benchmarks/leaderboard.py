@@ -21,6 +21,7 @@ import steadygaze as sg
 from benchmarks.panel import PanelModel, panel
 from benchmarks.panel.columns import (
     FOUR,
+    LOCALIZATION,
     REMOVAL_MEAN,
     Measure,
     all_columns,
@@ -89,7 +90,7 @@ def _reference(by_model: Mapping[str, Column]) -> str:
 def markdown(board: Board) -> str:
     """The page."""
     sections = [_introduction(board), _models(board), _ranking(board), _questions(board), _four(board)]
-    sections += [_by_model(board), apart_section(board), _others(board), OWN_METHOD]
+    sections += [_two_ends(board), _by_model(board), apart_section(board), _others(board), OWN_METHOD]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
@@ -198,6 +199,28 @@ def _four(board: Board) -> str:
         cells = [_number(values[m][entry.method], m.digits) for m in FOUR]
         lines.append(f"| `{entry.method}` | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _two_ends(board: Board) -> str:
+    """The methods that are best at removal and at localization."""
+    heights = {entry.method: entry.value for entry in board.ranks.get(LOCALIZATION, ())}
+    both = [entry for entry in board.ranks[REMOVAL_MEAN] if entry.method in heights]
+    if len(both) < 2:
+        return ""
+    faithful = max(both, key=lambda entry: entry.value)
+    outline = max(both, key=lambda entry: heights[entry.method])
+    ends = [
+        f"`{entry.method}` ({entry.value:.1f}, AP {heights[entry.method]:.1f})"
+        for entry in (faithful, outline)
+    ]
+    text = f"""## Two ends
+
+![Every method: removal score against average precision](images/two_ends.png)
+
+No method is first at both ends. For what the model uses: {ends[0]}. For an outline of the object: {ends[1]}.
+Removal: mean over the panel; AP: DeiT-Tiny on pets. {len(both)} methods have both; those in black are
+exceeded by no other one in both."""
+    return text if faithful is not outline else text.replace("No method is first at both ends. ", "")
 
 
 def _by_model(board: Board) -> str:
