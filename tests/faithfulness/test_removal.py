@@ -200,4 +200,5 @@ def test_batches_that_do_not_fit_are_told():
 def test_every_metric_states_what_it_is():
     for name, m in METRICS.items():
         assert metric(name) is m and m.name == name and m.summary and m.low < m.high
-        assert m.combine([1.0, float("nan"), 3.0], [[1.0, 2.0]] * 3) in (2.0, 50.0)
+        if m.suite != "funnybirds":  # its details are curves over thresholds
+            assert m.combine([1.0, float("nan"), 3.0], [[1.0, 2.0]] * 3) in (2.0, 50.0)

@@ -270,8 +270,9 @@ def test_ranking(tmp_path):
 
 
 def test_each_metric_has_a_direction():
+    of_the_model = {"agreement", "funnybirds_accuracy", "funnybirds_background"}  # or of no single method
     assert all(
-        m.better in (("neither",) if m.name == "agreement" else ("higher", "lower")) and m.low < m.high
+        m.better in (("neither",) if m.name in of_the_model else ("higher", "lower")) and m.low < m.high
         for m in METRICS.values()
     )
 

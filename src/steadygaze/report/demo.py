@@ -80,10 +80,11 @@ def _in_fog(loaded: LoadedModel, file: Path) -> tuple[Any, list[str]]:
     import numpy as np
     from PIL import Image
 
+    from steadygaze.data.images import read_image
     from steadygaze.methods.explain import explain
     from steadygaze.robustness.corruptions.corrupt import corrupt
 
-    clean = np.asarray(Image.open(file).convert("RGB"))
+    clean = np.asarray(read_image(file))
     views = {"clean": clean, **{f"fog {s}": corrupt(clean, "fog", s, seed=0) for s in SEVERITIES}}
     att = explain(loaded, [Image.fromarray(view) for view in views.values()])
     words = [f"{name}: {att.title(i)}" for i, name in enumerate(views)]
