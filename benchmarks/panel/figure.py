@@ -71,9 +71,12 @@ def draw_two_ends(ranks: Mapping[Measure, Sequence[Entry]], path: Path) -> None:
         color = COLORS.get(family, "#94a3b8")
         mark = axes.scatter(*point, color=color, s=60 if method in best else 22, zorder=3)
         families.setdefault(family, mark)
+    right = max(x for x, _ in ends.values())
     for method, point in ends.items():
+        crowded = point[0] > right - 4 and method not in best
         axes.annotate(
-            method, point, xytext=(5, 3), textcoords="offset points", fontsize=9 if method in best else 6.5,
+            method, point, xytext=(-5, -2) if crowded else (5, 3), textcoords="offset points",
+            ha="right" if crowded else "left", fontsize=9 if method in best else 6.5,
             color="black" if method in best else "#64748b", fontweight="bold" if method in best else None,
         )  # fmt: skip
     axes.set_xlabel("removal: mean of four scores over the panel's models (%)")
