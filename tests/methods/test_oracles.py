@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import steadygaze as sg
 from helpers.tiers import tiered
 from oracles import METHODS, attention, cam, decompx, gaze, gradient, lrp, mixing, vit
 from oracles.models import DEFAULT_KINDS, KINDS, random_images, tiny
@@ -328,3 +329,18 @@ def test_vanishing_maps_by_layer(case: tuple[vit.Model, Tensor]) -> None:
     assert (ordinary.abs().max() < 1e-6) == (model.global_pool == "token")
     assert frozen.abs().max() > 1e-2
     assert cam.hirescam(model, images, TARGET, at="norm1").abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("target", [None, 1, [1, 4]])
+def test_the_default_runs_the_model_once(target: object) -> None:
+    """One forward pass with a graph gives the logits, the class and the map; targets share it."""
+    model = tiny("class")
+    view = sg.adapt(model)  # which checks the model by runs of its own
+    runs = []
+    handle = model.blocks[0].register_forward_hook(lambda *_: runs.append(1))
+    options = (
+        {} if target is None else {"target": torch.tensor([target, target]) if target == [1, 4] else target}
+    )
+    sg.explain(view, random_images(model), **options)
+    handle.remove()
+    assert len(runs) == 1

@@ -343,12 +343,18 @@ class _Batch:
         if logits is None and reads_hidden:
             run = forward(self.vit, tokens, grad=False)
             logits, hidden = run.logits, run.hidden
-        logits = self.clean.logits if logits is None else logits
         for m in methods:
-            if m.base.kind == "model":
-                queries = [self.query(m, column, hidden, logits) for column in self.columns(logits)]
-                scores = [m.base.function(query, **m.function_options) for query in queries]
-                maps[m.name] = [s if isinstance(s, Shares) else Shares(s) for s in scores]
+            if not isinstance(m.base, ModelMethod):
+                continue
+            recorded = None
+            if m.base.recorded is not None:
+                recorded = m.base.recorded(self.vit, tokens, rules_of(m), **m.function_options)
+                logits = recorded.logits.detach() if logits is None else logits
+            logits = self.clean.logits if logits is None else logits
+            queries = [self.query(m, column, hidden, logits, recorded) for column in self.columns(logits)]
+            scores = [m.base.function(query, **m.function_options) for query in queries]
+            maps[m.name] = [s if isinstance(s, Shares) else Shares(s) for s in scores]
+        assert logits is not None  # some method has run
         results = {}
         for m in methods:  # a loop: a comprehension has a frame of its own, which `stacklevel` would count
             results[m.name] = self.attribution(m, maps[m.name], logits)
@@ -367,7 +373,12 @@ class _Batch:
         return replace(result, words=names, word_scores=merged)
 
     def query(
-        self, m: Method, target: Tensor | CallableTarget, hidden: tuple[Tensor, ...], logits: Tensor
+        self,
+        m: Method,
+        target: Tensor | CallableTarget,
+        hidden: tuple[Tensor, ...],
+        logits: Tensor,
+        run: Forward | None = None,
     ) -> Query:
         return Query(
             self.vit,
@@ -378,6 +389,7 @@ class _Batch:
             rules=rules_of(m),
             hidden=hidden,
             logits=logits,
+            run=run,
             on_progress=self.on_progress,
             allow_partial=self.allow_partial,
         )

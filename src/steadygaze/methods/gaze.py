@@ -29,6 +29,8 @@ over layers of setting its state to zero, and removing it as a key of every laye
 of T, so they are added.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -37,10 +39,11 @@ from torch import Tensor
 from steadygaze.errors import InputError, MethodUnavailableError
 from steadygaze.methods.attention import global_attention
 from steadygaze.methods.registry import Options, register_alias, register_method
-from steadygaze.trace.capture import Trace, forward
+from steadygaze.trace.capture import Forward, Trace, forward
 from steadygaze.trace.completeness import resize_map
 from steadygaze.trace.query import Query
 from steadygaze.trace.record import Want
+from steadygaze.trace.rules import Rules
 from steadygaze.vit.view import ViT
 
 KEYS, OWN_PART, BEST = 0.4, 0.35, 0.7
@@ -135,6 +138,13 @@ def removal_effects(query: Query, tokens: Tensor, keys: float, limit: float | No
     return total
 
 
+def _outline_pass(vit: ViT, tokens: Tensor, rules: Rules, *, first: int = 0, **_options: Any) -> Forward:
+    """The forward pass of `gaze_outline`, with gradients from the first layer on."""
+    if not 0 <= first < len(vit.blocks):
+        raise InputError(f"gaze_outline: first={first}, but the model has layers 0..{len(vit.blocks) - 1}")
+    return forward(vit, tokens, rules=rules, want=Want(keys=True), start=first, watch=first)
+
+
 @register_method(
     "gaze_outline",
     "model",
@@ -142,6 +152,7 @@ def removal_effects(query: Query, tokens: Tensor, keys: float, limit: float | No
     freeze=0.75,
     score="log_odds",
     check_options=_check_constants,
+    recorded=_outline_pass,
 )
 def gaze_outline(
     query: Query,
@@ -165,16 +176,13 @@ def gaze_outline(
         share: Weight of W e; 0 leaves it out.
         temperature: τ.
     """
-    if not 0 <= first < len(query.vit.blocks):
-        raise InputError(
-            f"gaze_outline: first={first}, but the model has layers 0..{len(query.vit.blocks) - 1}"
-        )
-    run = forward(query.vit, query.tokens, rules=query.rules, want=Want(keys=True), start=first, watch=first)
+    run = query.run
+    assert run is not None  # `recorded` made it
     value = query.value(run.logits)
     classes = query.target if isinstance(query.target, Tensor) else None
     if classes is not None and query.score == "log_odds" and query.vit.plan.outputs == "classes":
         value = against * value + (1 - against) * run.logits.gather(1, classes[:, None])[:, 0]
-    trace = run.trace(value, classes)
+    trace = run.trace(value, classes, retain=True)  # other targets follow
     maps = [gaze_removal(trace, l, keys=keys, limit=limit) for l in range(first, trace.depth)]
     effects = torch.stack([resize_map(m, query.grid) for m in maps]).sum(0)
     if not share or not query.vit.plan.global_attention:

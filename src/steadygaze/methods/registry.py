@@ -23,6 +23,7 @@ from steadygaze.registry import Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from steadygaze.trace.capture import Forward
     from steadygaze.trace.rules import Rules
     from steadygaze.vit.view import ViT
 
@@ -148,12 +149,15 @@ class ModelMethod(BaseMethod):
 
     Attributes:
         reads_hidden: Whether the query carries the hidden states of the forward pass.
+        recorded: (vit, tokens, rules, **options) -> a `Forward` of the whole images, for methods that begin
+            with one: `query.run` is it, and no other pass is needed for the logits and the class.
     """
 
     kind: ClassVar[str] = "model"
     aggregator: ClassVar[None] = None
     differentiable: ClassVar[bool] = False
     reads_hidden: bool = False
+    recorded: Callable[..., Forward] | None = None
 
 
 AnyMethod = MapMethod | MatrixMethod | ModelMethod

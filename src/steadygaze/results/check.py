@@ -40,7 +40,7 @@ VERDICTS: dict[Verdict, str] = {
     "level": "On the whole, the map does no better than chance.",
     "worse": "On the whole, the map does worse than chance.",
 }
-MARGIN = 1.5  # spreads; one in twenty random maps is that much better by luck (docs/choosing.md)
+MARGIN = 1.5  # spreads; one in fifteen random maps is that much better by luck (docs/choosing.md)
 CURVES = ("insertion", "deletion", "chance")  # of a manifest's entry
 NUMBERS = ("whole", "spread")
 
@@ -104,7 +104,7 @@ class RemovalCheck:
     def verdict(self, index: Any = 0) -> Verdict:
         """Whether a map is clearly "better" or "worse" than random orders: by 1.5 times their `spread`.
 
-        "level" otherwise. A random map is called better or worse in about one of ten images.
+        "level" otherwise. A random map is called better or worse in about one of five images.
         """
         gain, limit = float(self.versus_chance[index]), MARGIN * float(self.spread[index])
         return "better" if gain > limit else "worse" if gain < -limit else "level"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.target import CallableTarget, target_value
-from steadygaze.trace.capture import forward
+from steadygaze.trace.capture import Forward, forward
 from steadygaze.trace.completeness import resize_map
 from steadygaze.trace.rules import PLAIN, Rules
 from steadygaze.vit.view import ViT, remember
@@ -27,6 +27,7 @@ class Query:
         hidden: x^0 .. x^{L-1} and the output of the last block, for methods registered with
             reads_hidden=True.
         logits: Logits of the whole images, from the same forward pass.
+        run: The recorded forward pass of the whole images, for methods registered with `recorded`.
         on_progress: Called during long searches.
         allow_partial: Whether an interrupted search may return a map of the runs that were done.
     """
@@ -39,6 +40,7 @@ class Query:
     rules: Rules = PLAIN
     hidden: tuple[Tensor, ...] = ()
     logits: Float[Tensor, "b classes"] | None = None
+    run: Forward | None = None
     on_progress: OnProgress = ignore_progress
     allow_partial: bool = True
 
