@@ -4,7 +4,7 @@ the two ends, removal against localization.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 import numpy as np
@@ -71,24 +71,48 @@ def draw_two_ends(ranks: Mapping[Measure, Sequence[Entry]], path: Path) -> None:
         color = COLORS.get(family, "#94a3b8")
         mark = axes.scatter(*point, color=color, s=60 if method in best else 22, zorder=3)
         families.setdefault(family, mark)
-    right = max(x for x, _ in ends.values())
-    for method, point in ends.items():
-        crowded = point[0] > right - 4 and method not in best
-        axes.annotate(
-            method, point, xytext=(-5, -2) if crowded else (5, 3), textcoords="offset points",
-            ha="right" if crowded else "left", fontsize=9 if method in best else 6.5,
-            color="black" if method in best else "#64748b", fontweight="bold" if method in best else None,
-        )  # fmt: skip
     axes.set_xlabel("removal: mean of four scores over the panel's models (%)")
     axes.set_ylabel("localization: average precision on pets, DeiT-Tiny (%)")
     axes.set_title("Two ends: faithful to the model, or an outline of the object", loc="left", weight="bold")
     axes.grid(color="#e2e8f0")
     axes.set_axisbelow(True)
+    axes.margins(x=0.12)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(families.values(), families.keys(), loc="lower right", fontsize=8, frameon=False)
+    _name_points(axes, ends, best)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, bbox_inches="tight")
     plt.close(figure)
+
+
+def _name_points(axes, points: Mapping[str, tuple[float, float]], best: Set[str]) -> None:  # type: ignore[no-untyped-def]
+    """Write each name beside its point, the best first, where it covers the least of what is there."""
+    from matplotlib.text import Text
+    from matplotlib.transforms import Bbox
+
+    axes.figure.canvas.draw()
+    pixels = {method: axes.transData.transform(point) for method, point in points.items()}
+    placed = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in pixels.values()]
+    for method in sorted(points, key=lambda method: method not in best):
+        choices = []
+        for distance in (5, 14, 24, 36, 50):
+            for dx, dy, ha in ((1, 0.4, "left"), (-1, 0.4, "right"), (1, -1, "left"), (-1, -1, "right")):
+                text = axes.annotate(
+                    method, points[method], xytext=(6 * dx, distance * dy), textcoords="offset points", ha=ha,
+                    va="center", fontsize=9 if method in best else 6.5,
+                    color="black" if method in best else "#64748b",
+                    fontweight="bold" if method in best else None,
+                    arrowprops=None if distance < 14 else {"arrowstyle": "-", "color": "#cbd5e1", "lw": 0.5},
+                )  # fmt: skip
+                box = Text.get_window_extent(text)  # without its line
+                covered = sum(map(box.count_overlaps, ([other] for other in placed)))
+                outside = box.x1 > axes.bbox.x1 or box.x0 < axes.bbox.x0
+                choices.append((covered + 5 * outside, distance, len(choices), text, box))
+        *_, kept, box = min(choices, key=lambda choice: choice[:3])
+        for *_, text, _box in choices:
+            if text is not kept:
+                text.remove()
+        placed.append(box)
 
 
 def _points(axes, shown: Sequence[Entry], ceiling: Entry | None) -> None:  # type: ignore[no-untyped-def]
