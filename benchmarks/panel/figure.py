@@ -104,6 +104,7 @@ def _name_points(axes, points: Mapping[str, tuple[float, float]], best: Set[str]
                     fontweight="bold" if method in best else None,
                     arrowprops=None if distance < 14 else {"arrowstyle": "-", "color": "#cbd5e1", "lw": 0.5},
                 )  # fmt: skip
+                text.get_window_extent()  # places it
                 box = Text.get_window_extent(text)  # without its line
                 covered = sum(map(box.count_overlaps, ([other] for other in placed)))
                 outside = box.x1 > axes.bbox.x1 or box.x0 < axes.bbox.x0

@@ -40,9 +40,12 @@ def test_imputed_pixels_are_means_of_their_neighbors(share):
     assert torch.equal(impute(image, torch.ones(9, 7, dtype=torch.bool)), torch.zeros_like(image))
 
 
+ROAD_SEEDS = {"class": 5, "average": 6}  # problems whose maps differ in the score
+
+
 @pytest.mark.parametrize("kind", tiered(["class", "average"], ["class"]))
 def test_road_is_that_of_naive_loops(kind):
-    model, batch, maps = problem(kind)
+    model, batch, maps = problem(kind, ROAD_SEEDS[kind])
     ratios = [0.2, 0.5, 0.8]
     with torch.no_grad():
         from steadygaze.faithfulness.inputs import CachedForward

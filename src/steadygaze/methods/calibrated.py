@@ -148,9 +148,9 @@ def calibrated(query: Query, *, file: Any = None) -> Float[Tensor, "b h w"]:
     """The method that `steadygaze calibrate` chose for this model, with its options."""
     chosen = _given(file).method
     if isinstance(chosen.base, ModelMethod):
-        scores: Tensor = chosen.base.function(
-            replace(query, rules=rules_of(chosen)), **chosen.function_options
-        )
+        rules, options = rules_of(chosen), chosen.function_options
+        own_pass = chosen.base.recorded and chosen.base.recorded(query.vit, query.tokens, rules, **options)
+        scores: Tensor = chosen.base.function(replace(query, rules=rules, run=own_pass), **options)
         return scores
     ((rules, one_pass),) = plan_passes([chosen], len(query.vit.blocks)).items()
     run = one_pass.run(query.vit, query.tokens, rules)

@@ -369,6 +369,7 @@ class VerifyRequest(Request):
         python="Also search for orders of the patches with high removal scores, whose best values are the "
         "row `ceiling` of the table: three searches (method `greedy`) of this many forward passes each for "
         "every image. None: no search.",
+        type=int | None,
         metavar="PASSES",
     )
     metrics: Sequence[str] = shared(
