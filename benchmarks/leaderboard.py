@@ -68,7 +68,7 @@ def read_board(root: Path, models: Mapping[str, PanelModel] | None = None) -> Bo
     models = panel() if models is None else models
     columns = all_columns(root, models)
     ranks = {
-        measure: ranked(list(by_model.values()), _reference(by_model))
+        measure: [e for e in ranked(list(by_model.values()), _reference(by_model)) if not _searched(e.method)]
         for measure, by_model in columns.items()
     }
     searched = {

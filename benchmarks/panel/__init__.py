@@ -102,7 +102,7 @@ class PanelModel:
             return sg.load_model(DEIT, checkpoint=weights)
         if self.name == "dinov2":
             return load_probe(backbone)
-        if (FOLDER / self.name).is_dir():
+        if (FOLDER / self.name / "train.json").is_file():
             return sg.load_model((FOLDER / self.name).as_posix())
         loaded = sg.load_model(self.name, checkpoint=checkpoint)
         return loaded if class_names is None else sg.zero_shot(loaded, read_class_names(class_names))
