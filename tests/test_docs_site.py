@@ -1,8 +1,10 @@
 """The site: its navigation is complete, everything registered has a page, and links lead somewhere."""
 
 import doctest
+import inspect
 import re
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -89,6 +91,27 @@ def test_every_public_name_and_command_has_a_page() -> None:
             command.examples
             and command.examples[0] in pages[f"reference/commands/{name.replace(' ', '-')}.md"]
         )
+
+
+def test_every_public_module_has_a_page_of_the_interface() -> None:
+    pages = api.pages()
+    modules = {name for name in sg.__all__ if inspect.ismodule(getattr(sg, name))}
+    assert {f"reference/api/{name}.md" for name in modules} <= set(pages)
+    assert "others" not in api.groups(), f"sort these into a group of PAGES: {api.groups()['others'][2]}"
+    for text in pages.values():
+        written = [line.removeprefix("::: ") for line in text.splitlines() if line.startswith("::: ")]
+        for home, _, name in (path.rpartition(".") for path in written):
+            assert hasattr(import_module(home), name), f"{home}.{name}"
+
+
+def test_nothing_is_loaded_from_the_network(entries: list[Entry]) -> None:
+    """Pages open offline: images are in the repository."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (*PAGES, *DOCS.rglob("*.ipynb"))}
+    texts |= {entry.path: entry.body for entry in entries} | api.pages()
+    external = re.compile(
+        r"!\[[^]]*\]\(\s*<?(?:https?:)?//|<(?:img|script|iframe)\b[^>]*\bsrc=\\?[\"']?(?:https?:)?//"
+    )
+    assert not [name for name, text in texts.items() if external.search(text)]
 
 
 def test_functions_and_classes_have_an_example() -> None:
