@@ -11,14 +11,16 @@ from urllib.parse import unquote
 
 import pytest
 import yaml
+from PIL import Image
 
 import steadygaze as sg
 from steadygaze.training.recipe import shipped_recipes
 from tools.docs_site import api, commands
 from tools.docs_site.docstrings import to_markdown
-from tools.docs_site.entries import Entry, all_entries
+from tools.docs_site.entries import TRAINED, UNDRAWN, Entry, all_entries
 from tools.docs_site.equations import WITHOUT
 from tools.docs_site.examples import EXAMPLES, SETUP
+from tools.method_sheet import FOLDER, SHEET
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -78,6 +80,18 @@ def test_a_page_has_a_use_and_an_equation(entries: list[Entry]) -> None:
         assert entry.body.startswith(f"# `{entry.name}`") and "## Use" in entry.body
     without = {entry.name for entry in entries if entry.kind != "recipes" and "## Equation" not in entry.body}
     assert without == set(WITHOUT)
+
+
+def test_the_committed_images_are_of_the_methods_that_exist(entries: list[Entry]) -> None:
+    """`python tools/method_sheet.py --methods NAME` draws a new or renamed one."""
+    drawn = {path.stem for path in FOLDER.glob("*.jpg")} - {"photographs"}
+    assert drawn == {info.name for info in sg.list_methods()} - {*TRAINED, *UNDRAWN}
+    with Image.open(SHEET) as sheet:
+        assert set(sheet.info["comment"].decode().split()) == drawn
+    assert sum(path.stat().st_size for path in (SHEET, *FOLDER.iterdir())) < 2_000_000
+    for page in (entry for entry in entries if entry.kind == "methods" and entry.name not in UNDRAWN):
+        shown = re.findall(r"!\[[^]]*\]\(\.\./\.\./([^)]+)\)", page.body)
+        assert shown and all((DOCS / path).is_file() for path in shown), page.name
 
 
 def test_every_public_name_and_command_has_a_page() -> None:
@@ -156,6 +170,7 @@ def links(page: Path) -> list[tuple[str, str]]:
     """(file, anchor) of every relative link outside of code."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     found = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text))
+    found += re.findall(r'<img src="([^"]+)"', text)
     return [
         (link.partition("#")[0], link.partition("#")[2]) for link in found if not re.match(r"^\w+:", link)
     ]
