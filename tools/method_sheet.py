@@ -23,7 +23,7 @@ SHEET = FOLDER.with_suffix(".jpg")
 PHOTOS = ("chelsea", "coffee")
 BUDGET = 1000  # at most as many forward passes for a search
 SIDE, GAP = 224, 8  # of a tile
-CELL, TITLE, COLUMNS = 152, 18, 8  # of the sheet
+CELL, TITLE, COLUMNS = 168, 22, 6  # of the sheet
 QUALITY = 68
 
 
@@ -64,7 +64,7 @@ def sheet() -> list[str]:
     pen = ImageDraw.Draw(whole)
     for i, name in enumerate(["photographs", *names]):
         x, y = GAP + i % COLUMNS * (CELL + GAP), GAP + i // COLUMNS * (CELL + GAP + TITLE)
-        pen.text((x, y), name if i else "photograph", fill="black", font_size=12)
+        pen.text((x, y), name if i else "photograph", fill="black", font_size=15)
         tile = Image.open(FOLDER / f"{name}.jpg").crop((0, 0, SIDE, SIDE))
         whole.paste(tile.resize((CELL, CELL), Image.Resampling.LANCZOS), (x, y + TITLE))
     whole.save(SHEET, quality=QUALITY, comment=" ".join(names))

@@ -116,7 +116,8 @@ def maps(info: MethodInfo) -> str:
     if not (FOLDER / f"{info.name}.jpg").exists():
         return f"No image: `python tools/method_sheet.py --methods {info.name}` draws it."
     evidence = "evidence for the predicted class" if info.class_specific else "the same map for every class"
-    searched = f", a search of {BUDGET:,} forward passes" if info.cost > BUDGET else ""
+    shortened = (info.options.get("budget") or 0) > BUDGET
+    searched = f", a search of {BUDGET:,} forward passes" if shortened else ""
     shown = [
         f"![Two photographs: a cat and a cup of coffee]({UP}images/methods/photographs.jpg)",
         f"![The maps of {info.name} on both]({UP}images/methods/{info.name}.jpg)",
