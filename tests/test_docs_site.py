@@ -119,8 +119,9 @@ def test_every_public_module_has_a_page_of_the_interface() -> None:
 
 
 def test_nothing_is_loaded_from_the_network(entries: list[Entry]) -> None:
-    """Pages open offline: images are in the repository."""
-    texts = {path.name: path.read_text(encoding="utf-8") for path in (*PAGES, *DOCS.rglob("*.ipynb"))}
+    """Pages open offline: images are in the repository. README.md may have badges, which the site drops."""
+    written = [path for path in (*PAGES, *DOCS.rglob("*.ipynb")) if path.name != "README.md"]
+    texts = {path.name: path.read_text(encoding="utf-8") for path in written}
     texts |= {entry.path: entry.body for entry in entries} | api.pages()
     external = re.compile(
         r"!\[[^]]*\]\(\s*<?(?:https?:)?//|<(?:img|script|iframe)\b[^>]*\bsrc=\\?[\"']?(?:https?:)?//"
