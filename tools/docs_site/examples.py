@@ -101,7 +101,7 @@ torch.Size([2, 6, 4])
     "list_metrics": """
 >>> info = next(info for info in sg.list_metrics() if info.name == "insertion_aopc")
 >>> info.unit, info.better
-('%', 'higher')
+('points', 'higher')
 """,
     "stress": """
 >>> rows = sg.stress(loaded, data, suites=["occlusion"])
