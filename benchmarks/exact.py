@@ -19,6 +19,7 @@ FOLDER: CIFAR-10's test images; one image of each class, number 400 by name, as 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +37,7 @@ METHODS = (
     "attnlrp", "decompx+skipplus", "gae", "rollout", "random",
 )  # fmt: skip
 GOALS = ("insertion", "deletion", "both")
-SETS = np.arange(2**PATCHES)
 SIZES = sorted({int(ratio * PATCHES) for ratio in RATIOS} - {0})
-COUNT = np.array([bin(s).count("1") for s in SETS])
 
 
 @torch.no_grad()
@@ -46,7 +45,7 @@ def every_set(vit: sg.ViT, image: torch.Tensor) -> np.ndarray:
     """p(S) for all sets, a set being the bits of its index."""
     tokens = vit.embed(image)
     target = int(vit.logits(tokens).argmax())
-    keep = torch.from_numpy((SETS[:, None] >> np.arange(PATCHES)) & 1 == 1)
+    keep = torch.from_numpy(members(np.arange(2**PATCHES), PATCHES))
     found = []
     for part in keep.split(4096):
         first = torch.zeros(len(part), dtype=torch.long)
@@ -55,28 +54,35 @@ def every_set(vit: sg.ViT, image: torch.Tensor) -> np.ndarray:
     return torch.cat(found).numpy()
 
 
+def members(sets: np.ndarray, patches: int) -> np.ndarray:
+    """Which patches are in each set."""
+    return (sets[:, None] >> np.arange(patches)) & 1 == 1
+
+
 def gain(p: np.ndarray, goal: str) -> np.ndarray:
     """What a goal gains from a set of the first patches."""
     removed = p[::-1]  # of V − S: the bits of the index are inverted
     return {"insertion": p, "deletion": -removed, "both": p - removed}[goal]
 
 
-def best(p: np.ndarray, goal: str) -> float:
+def best(p: np.ndarray, goal: str, sizes: Sequence[int] = SIZES) -> float:
     """The mean gain of the best order."""
-    total = np.where(np.isin(COUNT, SIZES), gain(p, goal), 0.0)
-    value = np.full(len(SETS), -np.inf)
+    patches = len(p).bit_length() - 1
+    included = members(np.arange(len(p)), patches)
+    count = included.sum(1)
+    total = np.where(np.isin(count, sizes), gain(p, goal), 0.0)
+    value = np.full(len(p), -np.inf)
     value[0] = 0.0
-    for size in range(1, PATCHES + 1):
-        sets = np.flatnonzero(size == COUNT)
-        bits = (sets[:, None] >> np.arange(PATCHES)) & 1 == 1
-        before = np.where(bits, value[sets[:, None] & ~(1 << np.arange(PATCHES))], -np.inf)
-        value[sets] = before.max(1) + total[sets]
-    return float(value[-1] / len(SIZES))
+    for size in range(1, patches + 1):
+        sets = np.flatnonzero(count == size)
+        without = sets[:, None] & ~(1 << np.arange(patches))
+        value[sets] = np.where(included[sets], value[without], -np.inf).max(1) + total[sets]
+    return float(value[-1] / len(sizes))
 
 
-def reached(p: np.ndarray, order: list[int], goal: str) -> float:
+def reached(p: np.ndarray, order: Sequence[int], goal: str, sizes: Sequence[int] = SIZES) -> float:
     """The mean gain of an order."""
-    sets = [sum(1 << patch for patch in order[:size]) for size in SIZES]
+    sets = [sum(1 << patch for patch in order[:size]) for size in sizes]
     return float(gain(p, goal)[sets].mean())
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import timm
 import torch
 
 import steadygaze as sg
-from benchmarks import leaderboard, text_zoo
+from benchmarks import exact, leaderboard, text_zoo
 from benchmarks.panel import PanelModel, panel
 from benchmarks.panel import __main__ as panel_command
 from benchmarks.panel.columns import FOUR, REMOVAL_MEAN
@@ -187,6 +188,19 @@ def test_class_names_make_a_classifier_of_clip(tmp_path: Path) -> None:
     loaded = PanelModel(str(folder), "imagenet").load(None, class_names=names)
     assert loaded.class_names == ("cat", "red bird")
     assert loaded.model(torch.zeros(1, 3, 32, 32)).shape == (1, 2)
+
+
+@pytest.mark.parametrize("goal", exact.GOALS)
+def test_the_exact_best_order_is_that_of_all_permutations(goal: str) -> None:
+    p = np.random.default_rng(3).random(2**5)
+    orders = list(permutations(range(5)))
+    gains = [exact.reached(p, order, goal, [1, 3, 4]) for order in orders]
+    assert exact.best(p, goal, [1, 3, 4]) == pytest.approx(max(gains))
+    order = orders[int(np.argmax(gains))]
+    kept = [p[sum(1 << patch for patch in order[:k])] for k in (1, 3, 4)]
+    removed = [p[sum(1 << patch for patch in order[k:])] for k in (1, 3, 4)]
+    expected = {"insertion": sum(kept), "deletion": -sum(removed), "both": sum(kept) - sum(removed)}
+    assert max(gains) == pytest.approx(expected[goal] / 3)
 
 
 def test_few_images_have_no_place_and_shares_are_of_searched_images() -> None:
