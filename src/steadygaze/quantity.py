@@ -130,3 +130,12 @@ class Quantity:
         """A value of this quantity as it is shown, without its unit."""
         digits = self.digits if self.digits is not None else (1 if self.unit == "%" else 3)
         return f"{self.scale * value:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How the report draws the details of a metric, which are a curve over the ratios."""
+
+    title: str
+    axis: str
+    better: str

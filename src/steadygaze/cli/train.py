@@ -153,7 +153,7 @@ def _check_show(show: bool, settings: list[str] | None) -> None:
 
 def print_recipes(list_all: bool) -> None:
     """Print the shipped recipes with their cost and measured results, or only the measured ones."""
-    from steadygaze.cli.lists import catalog
+    from steadygaze.registry import catalog
 
     recipes = catalog()["recipes"]
     shown = [recipe for recipe in recipes if list_all or recipe["is_measured"]]

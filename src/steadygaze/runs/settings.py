@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -212,6 +213,17 @@ def quantity_record(quantity: Quantity) -> dict[str, Any]:
         "scale": quantity.scale,
         "digits": quantity.digits,
         "accuracy": isinstance(quantity, Accuracy),
+    }
+
+
+def metric_record(metric: Quantity) -> dict[str, Any]:
+    """The same of a metric of `verify`, with its summary, its range, and how it combines images."""
+    return {
+        **quantity_record(metric),
+        "summary": metric.summary,
+        "combine": next((name for name, known in COMBINES.items() if known is metric.combine), "own"),
+        "low": metric.low if isfinite(metric.low) else None,
+        "high": metric.high if isfinite(metric.high) else None,
     }
 
 
