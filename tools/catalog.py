@@ -16,7 +16,8 @@ from typing import Any
 import steadygaze as sg
 from steadygaze.faithfulness.metric import METRICS, in_table_order, metric
 from steadygaze.runs.settings import metric_record
-from steadygaze.training.recipe import read_recipe, shipped_recipes
+from steadygaze.training.recipe import read_recipe
+from steadygaze.training.recipe_files import shipped_recipes
 
 OUT = Path(__file__).parents[1] / "src" / "steadygaze" / "assets" / "catalog.json"
 

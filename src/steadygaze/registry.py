@@ -125,7 +125,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
 
 def catalog() -> dict[str, list[dict[str, Any]]]:
-    """Read what tools/catalog.py wrote: descriptions of built-in entries, for listings and reports without torch."""
+    """Read the descriptions of built-in entries that tools/catalog.py wrote, for listings and reports."""
     import json
     from importlib.resources import files
 

@@ -1,7 +1,7 @@
-"""What is known of the metrics of `verify`, so that tables and reports need not import the code that measures.
+"""What tables and reports know of the metrics of `verify`, without importing the code that measures them.
 
-Metrics of this package are described in its catalog (tools/catalog.py). Where the registry of metrics is in use,
-in a process that measures or by a plugin, the registry decides: it has the user's metrics, too.
+Metrics of this package are described in its catalog (tools/catalog.py). Where the registry of metrics is in
+use, in a process that measures or by a plugin, the registry decides: it has the user's metrics, too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _registry_in_use() -> bool:
 
 @cache
 def _built_in() -> dict[str, KnownMetric | None]:
-    """The metrics of this package in the order of tables; None: it combines images by a function of its own."""
+    """The metrics of this package in the order of tables; None: only its code knows how it combines images."""
     known: dict[str, KnownMetric | None] = {}
     for entry in catalog()["quantities"]:
         family, curve = entry.pop("family"), entry.pop("curve")
