@@ -505,7 +505,8 @@ def print_predictions(results: Results, console: Console) -> None:
     from rich.markup import escape
     from rich.table import Column, Table
 
-    from steadygaze.target import percent, predictions, summarize
+    from steadygaze.quantity import percent
+    from steadygaze.target import predictions, summarize
 
     if results.outputs == "features":
         print_line(console, f"no classifier: the model gives {results.class_count} features of each image")

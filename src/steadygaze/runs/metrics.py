@@ -62,7 +62,7 @@ def _registry_in_use() -> bool:
 
 @cache
 def _built_in() -> dict[str, KnownMetric | None]:
-    """The metrics of this package in the order of tables; None: only its code knows how it combines images."""
+    """The metrics of this package in the order of tables; None: only its code can combine images."""
     known: dict[str, KnownMetric | None] = {}
     for entry in catalog()["quantities"]:
         family, curve = entry.pop("family"), entry.pop("curve")

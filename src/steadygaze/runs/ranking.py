@@ -185,7 +185,7 @@ class Section:
         return f"{self.model} on {self.data}{f' ({self.variant})' if self.variant else ''}"
 
     def quantity(self, metric: str) -> Quantity:
-        """What is known of a metric: built in or registered here, else described in run.json, else nothing."""
+        """What is known of a metric: built in or registered here, or else described in run.json."""
         if metric == OVERALL.name:
             return OVERALL
         known = known_metric(metric)

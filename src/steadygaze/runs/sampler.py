@@ -19,6 +19,7 @@ from steadygaze.results.attribution import Attribution
 from steadygaze.results.drawing import to_pil_image
 from steadygaze.results.map_files import StoredMethod
 from steadygaze.runs.evaluator import Evaluator
+from steadygaze.runs.jobs import RunImage
 from steadygaze.runs.plan import Column
 from steadygaze.runs.ranking import Line, Section
 from steadygaze.runs.request import CHANCE
@@ -35,7 +36,7 @@ from steadygaze.runs.samples import (
     thumbnail,
     write_index,
 )
-from steadygaze.runs.source import ImageView, RunImage, ViewLoader
+from steadygaze.runs.source import ImageView, ViewLoader
 from steadygaze.runs.suite import Suite
 from steadygaze.target import Outputs, describe, predictions
 from steadygaze.vit.view import ViT

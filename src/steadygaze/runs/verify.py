@@ -52,6 +52,7 @@ from steadygaze.results.map_files import (
     missing_message,
     open_maps,
 )
+from steadygaze.runs.jobs import Inputs, Job, RunImage
 from steadygaze.runs.loop import Lacks, Pace, Portion, Prepared, Run
 from steadygaze.runs.maps import BROKEN, MethodMaps, flags_of, maps_of
 from steadygaze.runs.plan import MapPart, Plan, make_plan, parse_start_layers
@@ -69,7 +70,7 @@ from steadygaze.runs.rows import Row, RowKey, Rows, json_number
 from steadygaze.runs.sampler import store_map_samples
 from steadygaze.runs.settings import metric_record
 from steadygaze.runs.shards import World
-from steadygaze.runs.source import FileSource, ImageLoader, Inputs, Job, MemorySource, RunImage, Source
+from steadygaze.runs.source import FileSource, ImageLoader, MemorySource, Source
 from steadygaze.runs.status import others_are_running
 from steadygaze.target import Outputs, task_of_outputs
 from steadygaze.vit.adapt import adapt
