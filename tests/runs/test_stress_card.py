@@ -109,14 +109,14 @@ def test_the_command_and_its_report(run, tmp_path):
         "Stability",
         "Sample images",
         "How it was run",
-        "jpeg compression 3",
+        "JPEG compression, severity 3",
     ):
         assert words in page.words, words
     for tile in (
-        "fgsm 8: top-1 ↑",
-        "pgd 8: top-1 ↑",
-        "center square 0.5: top-1 ↑",
-        "random drop: accuracy ↑",
+        "FGSM, 8/255: top-1 ↑",
+        "PGD, 8/255: top-1 ↑",
+        "center square covered: top-1 ↑",
+        "random tokens dropped: accuracy ↑",
     ):
         assert tile in page.words, "a tile of every suite that was run"
     assert "4 images are few" in page.words, "the caution of the terminal"

@@ -12,7 +12,7 @@ from typing import Any
 
 from steadygaze.errors import InputError
 from steadygaze.robustness.attacks import budget, fgsm, pgd
-from steadygaze.runs.card import Card, Key
+from steadygaze.runs.card import Card
 from steadygaze.runs.evaluator import Evaluator, Measurement
 from steadygaze.runs.settings import CLEAN, TOP1, Condition, Figure, Line, LineChart, Setting
 from steadygaze.runs.source import Batch
@@ -71,9 +71,9 @@ class Attacks(Suite):
     )
     compared = ("pgd_steps",)
 
-    def headline(self, card: Card) -> dict[Key, str]:
-        keys = super().headline(card)
-        return {key: f"epsilon {card.settings[key[0]].level:g}/255" for key in keys}
+    @staticmethod
+    def setting_words(setting: Setting) -> str:
+        return f"{setting.name.upper()}, {setting.level:g}/255"
 
     def conditions(self, evaluator: Evaluator) -> Iterator[Condition]:
         for name in ATTACKS:
