@@ -84,7 +84,7 @@ def compare_models(
     from steadygaze.report.comparison import write_comparison
     from steadygaze.report.pages import records_csv, write_all
     from steadygaze.runs.compare import compare
-    from steadygaze.runs.statistics import small_sample_note, told_apart
+    from steadygaze.runs.statistics import told_apart
 
     console = wide()
     folders = [_folders(before), _folders(after)]
@@ -105,8 +105,8 @@ def compare_models(
         else:
             _print_classes(comparison, console)
         _print_turned(comparison, show, console)
-    if one.image_count and (caution := small_sample_note(one.image_count)):
-        print_line(console, caution, "yellow")
+    if one.caution:
+        print_line(console, one.caution, "yellow")
     for note in comparison.notes:
         print_line(console, f"note: {note}", "yellow")
     path = out or folders[1][0] / "compare.html"
@@ -158,7 +158,7 @@ def _print_every_class(comparison: Comparison, seen: str | None, console: Consol
 
 
 def _print_changes(comparison: Comparison, console: Console) -> None:
-    from steadygaze.report.comparison import short_list
+    from steadygaze.report.comparison import only_few, short_list
 
     names = [Column(name, "name") for name in ("setting", "metric")]
     numbers = [Column(name) for name in ("before", "after", "difference", "interval", "p")]
@@ -175,7 +175,7 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
             gap,
             f"{low} to {high}",
             "-" if change.p is None else f"{change.p:.3f}",
-            change.verdict or "unclear",
+            f"{change.verdict}{only_few(change.images)}" if change.verdict else "unclear",
         ]
         rows.append((cells, STYLE.get(change.verdict, "")))
     title = "after minus before, 95 % interval over the same images"
@@ -219,7 +219,7 @@ def _print_turned(comparison: Comparison, show: int, console: Console) -> None:
         print_line(console, text)
 
 
-@takes({name: SUITE_OPTIONS[name] for name in ("corruptions", "severities", "epsilons")})
+@takes(SUITE_OPTIONS)
 def card(
     *,
     before: Annotated[
@@ -300,7 +300,7 @@ def card(
         metrics=split_names(metrics),
         masks=masks,
         groups=split_names(groups),
-        options=suite_options,
+        options={name: value or None for name, value in suite_options.items()},
         model_options=model_options(class_names, image_size, mean, std, model_kwargs),
         limit=limit,
         seed=seed,
@@ -331,7 +331,6 @@ def write_card_page(
     from steadygaze.runs.compare import compare
     from steadygaze.runs.ranking import masked_models
     from steadygaze.runs.rows import Rows, read_run
-    from steadygaze.runs.statistics import small_sample_note
 
     console = wide()
     comparison = compare([folders[0] / "stress"], [folders[1] / "stress"])
@@ -339,7 +338,7 @@ def write_card_page(
     print_line(console, sentence(comparison), "bold")
     _print_card_changes(short_list(comparison.changes), console)
     _print_faithfulness(faithfulness, console)
-    if caution := small_sample_note(comparison.before[0].image_count):
+    if caution := comparison.before[0].caution:
         print_line(console, caution, "yellow")
     for note in comparison.notes:
         print_line(console, f"note: {note}", "yellow")
