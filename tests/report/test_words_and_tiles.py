@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import steadygaze as sg
 from steadygaze.cli import app
+from steadygaze.cli.results import draw_curves
+from steadygaze.report.charts import scatter
 from steadygaze.report.comparison import sentence, write_comparison
 from steadygaze.report.pages import write_stress
 from steadygaze.runs.compare import Comparison, compare
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.settings import CLEAN, Setting, quantity_record
+from steadygaze.runs.settings import CLEAN, Line, LineChart, Setting, quantity_record
 from steadygaze.runs.suites.attention import CLEAN_METRICS, STABILITY
 from steadygaze.runs.suites.ood import ENERGY, PROBABILITY
 
@@ -177,3 +180,28 @@ def test_a_verdict_on_few_images_says_so(improved: Comparison, tmp_path: Path) -
     assert "only 2 images" in row
     (row,) = re.findall(r"<tr>(?:(?!<tr>).)*clean \(place: land\).*?</tr>", page)[:1]
     assert "only" not in row
+
+
+def test_one_group_is_not_the_worst_of_one(tmp_path: Path) -> None:
+    folder = made({CLEAN: ("top1",)}, tmp_path / "run", images=2, groups=True)
+    assert Rows.read(folder).cards()[0].numbers["clean", "worst_group"].note == "place=water, the only group"
+
+
+def test_axes_that_do_not_begin_at_0_say_so() -> None:
+    def drawn(*points: tuple[float, float]) -> str:
+        return scatter(LineChart("", [Line("a", [x], [y]) for x, y in points], "x", "y"))
+
+    assert "the axes do not begin at 0" in drawn((50, 60), (52, 63))
+    assert "the vertical axis does not begin at 0" in drawn((0, 60), (10, 63))
+    assert "the horizontal axis does not begin at 0" in drawn((50, 0), (52, 10))
+    assert "begin at 0" not in drawn((0, 0), (10, 10))
+    log = [{"epoch": str(epoch), "test_top1": str(90 + epoch), "loss": str(1 / epoch)} for epoch in (1, 2, 3)]
+    curves = draw_curves({"run": log}, ["test_top1"])
+    assert "the vertical axis does not begin at 0" in curves
+    assert "begin at 0" not in draw_curves({"run": [{**row, "loss": "0"} for row in log]}, ["loss"])
+
+
+def test_parquet_as_data_is_told_how_to_be_given(tmp_path: Path) -> None:
+    (tmp_path / "test.parquet").write_bytes(b"")
+    with pytest.raises(sg.InputError, match=r"got .*test\.parquet: a file.*hf:FOLDER"):
+        sg.stress("embedded", tmp_path / "test.parquet", suites="occlusion")

@@ -337,6 +337,7 @@ def _write(
     names = " and ".join(file.name for file in (differences, *tables))
     names_of = told_apart([card.run for card in (before, after)], [before.folder, after.folder])
     models = f"Before: {names_of[0]}. After: {names_of[1]}."
+    images = f" {plural(before.image_count, 'image')} of {before.data}." if before.image_count else ""
     page = rendered(
         "card.html",
         runs,
@@ -344,9 +345,7 @@ def _write(
         about=f"{before.model} {after.model}",
         leads=[
             sentence(comparison),
-            f"{models} {plural(before.image_count, 'image')} of {before.data}."
-            if before.image_count
-            else models,
+            f"{models}{images}",
             *filter(None, [before.caution]),
             *comparison.notes,
         ],
@@ -388,14 +387,14 @@ def _classes_part(comparison: Comparison) -> Part:
 def _turned_parts(comparison: Comparison, shown: int, listed: int) -> list[Part]:
     """List the images that are newly wrong and newly correct, with maps of those that the runs stored."""
     shots, text = _shots(comparison, comparison.turned, shown) if shown else ({}, "")
-    parts = []
+    parts, where = [], setting_words(comparison)
     for way, names in comparison.turned.items():
         more = f" and {len(names) - listed} more" if len(names) > listed else ""
         parts.append(
             Part(
                 TURNED[way],
                 f"turned-{way}",
-                text=f"{plural(len(names), 'image')} ({setting_words(comparison)}). {text if names else ''}".strip(),
+                text=f"{plural(len(names), 'image')} ({where}). {text if names else ''}".strip(),
                 shots=shots.get(way, []),
                 after=", ".join(names[:listed]) + more,
             )

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from steadygaze.quantity import plural
 from steadygaze.robustness.groups import group_accuracy
 from steadygaze.runs.card import Card
 from steadygaze.runs.settings import CLEAN, TOP1, BarChart, Score, Setting, Table, accuracy, bar
@@ -45,7 +44,7 @@ def group_scores(card: Card) -> Iterator[Score]:
         worst = known & (groups == order[0])
         # the worst group of each resampled data set: it may be another one
         samples = np.fmin.reduce(list(resampled.values()))
-        note = f"{order[0]}, the worst of {plural(len(order), 'group')}"
+        note = f"{order[0]}, {f'the worst of {len(order)} groups' if len(order) > 1 else 'the only group'}"
         count = int(worst.sum())
         yield Score(setting, WORST_GROUP, samples, count, note, headline=True, shares=values[worst])
 
