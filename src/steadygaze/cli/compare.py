@@ -73,7 +73,7 @@ def compare_models(
     ] = 8,
     images: options.ExampleImages = True,
     out: Annotated[
-        Path | None, declare_out("FILE", "HTML file to write. Default: compare.html in the second folder.")
+        Path | None, declare_out("FILE", "HTML file to write. Default: compare.html in the current folder.")
     ] = None,
 ) -> None:
     """Compare two stress runs: paired differences of all metrics, changes by class and by image.
@@ -109,7 +109,7 @@ def compare_models(
         print_line(console, one.caution, "yellow")
     for note in comparison.notes:
         print_line(console, f"note: {note}", "yellow")
-    path = out or folders[1][0] / "compare.html"
+    path = out or Path("compare.html")
     files = write_comparison(comparison, path, show=show, images=images)
     if records:
         files += write_all({path.with_name(f"{path.stem}-classes.csv"): records_csv(records)})
@@ -299,7 +299,7 @@ def card(
         methods=split_methods(methods or [DEFAULT]),
         metrics=split_names(metrics),
         masks=masks,
-        groups=split_names(groups),
+        groups=groups,
         options={name: value or None for name, value in suite_options.items()},
         model_options=model_options(class_names, image_size, mean, std, model_kwargs),
         limit=limit,
