@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import steadygaze as sg
+from helpers.browser import chromium
 from steadygaze.cli import app
 from steadygaze.cli.results import draw_curves
 from steadygaze.report.charts import scatter
@@ -205,3 +206,26 @@ def test_parquet_as_data_is_told_how_to_be_given(tmp_path: Path) -> None:
     (tmp_path / "test.parquet").write_bytes(b"")
     with pytest.raises(sg.InputError, match=r"got .*test\.parquet: a file.*hf:FOLDER"):
         sg.stress("embedded", tmp_path / "test.parquet", suites="occlusion")
+
+
+@pytest.mark.browser
+def test_pages_fit_the_window(tmp_path: Path) -> None:
+    """No column of a comparison is cut off at 1200 pixels; no long name is wider than a phone."""
+    settings = {CLEAN: ("top1",), **ATTACKS, **NINE}
+    long = "a_checkpoint_with_a_long_name_and_no_space"
+    folders = [made(settings, tmp_path / f"{long}_{name}", groups=True) for name in ("before", "after")]
+    write_comparison(compare(folders[:1], folders[1:], repeats=20), tmp_path / "compare.html")
+    write_stress(Rows.read(*folders), tmp_path / "report.html", repeats=20)
+    with chromium() as browser:
+        for name in ("compare", "report"):
+            for width in (1200, 390):
+                page = browser.new_page(viewport={"width": width, "height": 800})
+                page.goto((tmp_path / f"{name}.html").as_uri())
+                wide = page.evaluate("document.documentElement.scrollWidth")
+                assert wide <= width, (name, width)
+                if width == 1200:
+                    tables = (
+                        "[...document.querySelectorAll('.scroll')].every(e => e.scrollWidth <= e.clientWidth)"
+                    )
+                    assert page.evaluate(tables), name
+                page.close()

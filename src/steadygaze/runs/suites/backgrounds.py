@@ -87,7 +87,7 @@ class Backgrounds(Suite):
     needs_masks = True
     quantities = (FOLLOWS, GAP)
     tiles: ClassVar = {
-        ("backgrounds", GAP.name): "accuracy on backgrounds of the same class minus other classes",
+        ("backgrounds", GAP.name): "",
         (OTHER, FOLLOWS.name): "predictions that are the class of the background",
     }
 
@@ -194,7 +194,7 @@ class BackgroundsChallenge(Suite):
     options = (Option("in_to_in9", Path, None, must_serve=True),)
     own_images = True
     quantities = (FOLLOWS, GAP)
-    tiles: ClassVar = {("in9", GAP.name): "ImageNet-9: accuracy on mixed-same minus mixed-rand"}
+    tiles: ClassVar = {("in9", GAP.name): ""}
     compared = ("backgrounds_challenge",)
 
     @staticmethod
@@ -305,7 +305,7 @@ def _gap(card: Card, setting: Setting, same: str, other: str) -> Iterator[Score]
     if samples[0] is None or samples[1] is None:
         return
     images = card.measured[other, TOP1.name].images
-    note = f"{card.settings[same].words} minus {card.settings[other].words}"
+    note = f"accuracy, {card.settings[same].words} minus {card.settings[other].words}"
     yield Score(setting, GAP, samples[0] - samples[1], images, note, headline=True)
 
 
