@@ -44,7 +44,7 @@ test-all: $(READY)
 
 # the page in a real browser: needs Chromium (Debian: apt-get install chromium), and is skipped without one
 test-browser: $(VENV)/.browser
-	$(PYTEST) -m browser -rs tests/app/test_browser.py
+	$(PYTEST) -m browser -rs tests/app/test_browser.py tests/report/test_words_and_tiles.py
 
 $(VENV)/.browser: $(READY)
 	$(BIN)/python -m pip install --quiet --editable ".[browser]"

@@ -136,10 +136,11 @@ def run_job(job: str, folder: Path) -> None:
     else:
         from steadygaze.cli import app
 
+        to = ["--out", str(folder / "after" / "compare.html")]
         words = {
             "report": ["report", str(folder / "verify")],
             "stress-report": ["report", str(folder / "stress")],
-            "compare": ["compare-models", str(folder / "before"), str(folder / "after")],
+            "compare": ["compare-models", *(str(folder / name) for name in ("before", "after")), *to],
         }
         app(words[job])
 

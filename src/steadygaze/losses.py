@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from pydantic import ValidationError
@@ -24,10 +25,12 @@ from torch import Tensor, nn
 
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import InputError, UnsupportedModelError
+from steadygaze.methods.registry import parse_method
 from steadygaze.training.losses import LOSSES, Loss, LossBatch, LossOptions, LossSetup
 from steadygaze.training.losses.adl import DiversitySeam, seam_loss
 from steadygaze.training.losses.input_gradient import PresetName
 from steadygaze.training.losses.registry import class_logits
+from steadygaze.training.losses.relevance import checked_labels
 from steadygaze.training.recipe import explain_validation_error
 from steadygaze.vit.adapt import unwrapped
 
@@ -57,6 +60,8 @@ class _OwnLoop:
             self.options: LossOptions = kind(**options)
         except ValidationError as error:
             raise explain_validation_error(error, kind, type(self).__name__) from None
+        if "method" in options:
+            parse_method(options["method"])  # raises an error in words
 
     def __repr__(self) -> str:
         chosen = ", ".join(f"{key}={value!r}" for key, value in self.options if key != "weight")
@@ -142,7 +147,8 @@ class _ByMasks(_OwnLoop):
             images: (B, 3, H, W), normalized.
             masks: (B, H, W), or (B, K, H, W) for K parts or concepts whose union is the object: the object is
                 1, 255 or True, the background 0 or False. Floats between are shares of the object; the value
-                128 in masks of 0, 128 and 255 is border and not counted.
+                128 in masks of 0, 128 and 255 is border and not counted. Or a list of B masks: PIL images,
+                arrays or tensors of the images' size.
             labels: (B,) classes.
         """
         name = type(self).__name__
@@ -153,7 +159,8 @@ class _ByMasks(_OwnLoop):
                 "the gradients of its own forward pass alone. Compute the loss in the forward pass of a "
                 "module and wrap that module."
             )
-        images, masks = _tensor(images, name, "images"), torch.as_tensor(masks, device=images.device)
+        images = _tensor(images, name, "images")
+        masks = _masks(masks, name).to(images.device)
         labels = None if labels is None else torch.as_tensor(labels, device=images.device)
         batch = LossBatch(unwrapped(module), images, labels, masks=masks)
         with _unseen():  # the check of a new view runs the model
@@ -162,6 +169,8 @@ class _ByMasks(_OwnLoop):
         assert isinstance(terms, dict)
         self._terms = {term: value.detach() for term, value in terms.items()}
         self._logits = class_logits(batch.outputs)
+        if labels is not None:
+            checked_labels(labels, self._logits)
         return loss.total(terms)
 
     @property
@@ -422,6 +431,25 @@ def _module(model: Any, loss: str) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise UnsupportedModelError(f"{loss}: expected a torch.nn.Module, got {type(model).__name__}")
     return module
+
+
+def _masks(masks: Any, loss: str) -> Tensor:
+    """Masks in any accepted form as a tensor."""
+    try:
+        if isinstance(masks, list | tuple):
+            each = [mask if isinstance(mask, Tensor) else torch.as_tensor(np.array(mask)) for mask in masks]
+            masks = torch.stack(each)
+        masks = torch.as_tensor(masks)
+    except (TypeError, ValueError, RuntimeError):
+        got = type(masks).__name__
+        if isinstance(masks, list | tuple):
+            sizes = dict.fromkeys(str(tuple(np.shape(mask)) or type(mask).__name__) for mask in masks)
+            got = f"a {got} of {len(masks)}: {', '.join(sizes)}"
+        raise InputError(
+            f"{loss}: expected masks as a tensor (B, H, W) or (B, K, H, W), or a list of B masks (PIL "
+            f"images, arrays or tensors) of the images' size, got {got}"
+        ) from None
+    return masks
 
 
 def _tensor(images: Any, loss: str, name: str) -> Tensor:

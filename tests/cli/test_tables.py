@@ -55,7 +55,9 @@ def runs(tmp_path_factory):
     for name in ("before", "after"):
         options = [*suites, "--severities", "1,2,3,4,5", "--num-workers", 0, "--out", folder / name]
         outputs["stress"] = run("stress", *common, *options)
-    outputs["compare"] = run("compare-models", folder / "before", folder / "after")
+    outputs["compare"] = run(
+        "compare-models", folder / "before", folder / "after", "--out", folder / "compare.html"
+    )
     outputs["status"] = run("status", folder / "verify")
     return folder, outputs
 

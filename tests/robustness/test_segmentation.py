@@ -498,9 +498,8 @@ def test_the_command_the_report_and_the_comparison(trained, tmp_path):
     table = list(csv.DictReader((tmp_path / "a" / "table.csv").open()))
     assert {"miou", "mean_miou", "retention", "iou_object"} <= {row["metric"] for row in table}
     assert CliRunner().invoke(app, [*command, str(tmp_path / "b"), "--seed", "1"]).exit_code == 0
-    compared = CliRunner().invoke(
-        app, ["compare-models", str(tmp_path / "a"), str(tmp_path / "b"), "--no-images"]
-    )
+    sides = [str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "compare.html")]
+    compared = CliRunner().invoke(app, ["compare-models", *sides, "--no-images"])
     assert compared.exit_code == 0, compared.output
     assert "retention" in compared.output and "newly" not in compared.output
     found = {c.key: c for c in compare([tmp_path / "a"], [tmp_path / "b"]).changes}

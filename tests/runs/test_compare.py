@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from steadygaze.robustness import class_changes, mcnemar
 from steadygaze.runs.compare import compare
 from steadygaze.runs.request import StressRequest
 from steadygaze.runs.rows import Rows
+from steadygaze.runs.statistics import told_apart
 from steadygaze.runs.stress import run_stress
 
 
@@ -149,7 +151,7 @@ def _places(one, few):
     return [names.index(name) for name in sorted({r["image"] for r in few})]
 
 
-def test_seeds_are_a_mean_and_a_spread(tmp_path):
+def test_seeds_are_a_mean_and_a_spread(tmp_path, monkeypatch):
     runs = [made_up(COMMON[:2], seed=s) for s in range(4)]
     folders = [kept(rows, tmp_path / str(i)) for i, rows in enumerate(runs)]
     found = compare(folders[:2], folders[2:], repeats=50)
@@ -157,10 +159,13 @@ def test_seeds_are_a_mean_and_a_spread(tmp_path):
     means = [tops(r).mean() for r in runs]
     assert clean.before.seeds == 2 and clean.before.deviation == pytest.approx(np.std(means[:2], ddof=1))
     assert clean.difference == pytest.approx(np.mean(means[2:]) - np.mean(means[:2])) and clean.p is None
+    monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(
         app, ["compare-models", f"{folders[0]},{folders[1]}", f"{folders[2]},{folders[3]}", "--no-images"]
     )
     assert done.exit_code == 0 and "2 and 2 seeds" in done.output
+    assert "wrote compare.html" in done.output and (tmp_path / "compare.html").is_file(), "in no run folder"
+    assert not any((folder / "compare.html").exists() for folder in folders)
     with pytest.raises(sg.InputError, match="same seed twice"):
         compare([folders[0], kept(runs[0], tmp_path / "again")], folders[2:3])
 
@@ -209,7 +214,16 @@ def test_the_command_shows_images_with_their_maps(tmp_path):
             StressRequest(model="embedded", data=data, out=tmp_path / name, suites=["corruptions"], **how)
         )
     done = CliRunner().invoke(
-        app, ["compare-models", str(tmp_path / "one"), str(tmp_path / "two"), "--show", "2"]
+        app,
+        [
+            "compare-models",
+            str(tmp_path / "one"),
+            str(tmp_path / "two"),
+            "--show",
+            "2",
+            "-o",
+            str(tmp_path / "compare.html"),
+        ],
     )
     assert done.exit_code == 0, (done.output, done.exception)
     turned = int(re.search(r"newly correct \(clean\): (\d+)", done.output)[1])
@@ -219,14 +233,29 @@ def test_the_command_shows_images_with_their_maps(tmp_path):
         and "clean" in done.output
         and "6 images are few" in done.output
     )
-    text = (tmp_path / "two" / "compare.html").read_text()
+    text = (tmp_path / "compare.html").read_text()
     page = Page(text)
     shown = sum(min(2, int(n)) for n in re.findall(r"newly \w+ \(clean\): (\d+)", done.output))
     assert not page.open and text.count("data:image/jpeg") == 3 * shown
     assert "after: cat" in page.words and "Classes gained and lost" in page.words
-    with (tmp_path / "two" / "compare.csv").open() as file:
+    with (tmp_path / "compare.csv").open() as file:
         lines = {(row["setting"], row["metric"]): row for row in csv.DictReader(file)}
     assert {"difference", "low", "high", "verdict"} <= set(lines["clean", "top1"]) and (
         "fog/1",
         "top1",
     ) in lines
+
+
+def test_models_of_one_name_are_told_apart_by_the_shortest_path():
+    def run(weights, checkpoint="", model="deit"):
+        given = {"checkpoint": checkpoint, "model": model}
+        facts = {"model": "deit", "weights": weights, "checkpoint": Path(checkpoint).name}
+        return {"settings": facts, "about": {"given": given}}
+
+    folders = [Path("out/before/stress"), Path("out/after/stress")]
+    runs = [run("1", "runs/wa/w.safetensors"), run("2", "runs/wb2/w.safetensors")]
+    assert told_apart(runs, folders) == ["deit (wa/w.safetensors)", "deit (wb2/w.safetensors)"]
+    runs = [run("1", model="a/run/best"), run("2", model="b/run/best")]
+    assert told_apart(runs, folders) == ["deit (a/run/best)", "deit (b/run/best)"]
+    assert told_apart([run("1"), run("2")], folders) == ["deit (before/stress)", "deit (after/stress)"]
+    assert told_apart([run("1"), run("2", "x/w.pt")], folders) == ["deit", "deit (w.pt)"]

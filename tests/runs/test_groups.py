@@ -122,6 +122,19 @@ def test_groups_of_a_card(data: Path, tmp_path: Path) -> None:
     assert "worst_group" in (tmp_path / "card.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("groups", "got"), [("mark,mark", "mark, mark"), ("", "none"), (["mark", "mark"], "mark, mark")]
+)
+def test_columns_of_groups_are_given_once(data: Path, groups: str | list[str], got: str) -> None:
+    with pytest.raises(sg.InputError, match=f"columns of the data, each once, got {got}"):
+        sg.stress("embedded", data, suites="corruptions", groups=groups)
+    words = ["-m", "embedded", "-d", str(data), "-s", "occlusion", "-o", "unused", "--groups"]
+    told = CliRunner().invoke(
+        app, ["stress", *words, groups if isinstance(groups, str) else ",".join(groups)]
+    )
+    assert told.exit_code == 2 and "each once" in told.output
+
+
 WATERBIRDS = "img_id,img_filename,y,split,place\n1,a/1.jpg,0,0,1\n2,a/2.jpg,1,2,0\n3,b/3.jpg,0,2,1\n"
 IWILDCAM = "split,location,y,filename\ntrain,5,0,1.jpg\ntest,6,1,2.jpg\nid_test,5,1,3.jpg\n"
 CAMELYON17 = (

@@ -186,7 +186,13 @@ def run_command(command: str, kind: str, side: Path, runs: Any) -> None:
         return
     words = {
         "report": ["report", side / kind],
-        "compare-models": ["compare-models", whole / "stress", side / "stress"],
+        "compare-models": [
+            "compare-models",
+            whole / "stress",
+            side / "stress",
+            "--out",
+            side / "compare.html",
+        ],
         "card": ["card", side, whole, "--out", side / "card"],
     }[command]
     result = CliRunner().invoke(app, list(map(str, words)))

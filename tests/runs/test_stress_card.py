@@ -6,20 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import steadygaze as sg
-from helpers.runs import Page, image_folder, made_up
+from helpers.runs import Page, image_folder, made_up, thousand
 from steadygaze.cli import app
 from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS
 from steadygaze.report.pages import write_report
 from steadygaze.robustness import corruption_scores, reliability_of
 from steadygaze.runs.before_after import CardRequest, measure_sides
-from steadygaze.runs.request import StressRequest
+from steadygaze.runs.request import SUITE_OPTIONS, StressRequest
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.shards import World
 from steadygaze.runs.stress import run_stress
 
+MODELS = {"embedded": lambda: sg.load_model("embedded"), "thousand": thousand}
 FEW = {"corruptions": "fog,jpeg_compression", "severities": "1,3", "epsilons": "2/255,8/255", "pgd_steps": 1}
 
 
@@ -109,14 +111,14 @@ def test_the_command_and_its_report(run, tmp_path):
         "Stability",
         "Sample images",
         "How it was run",
-        "jpeg compression 3",
+        "JPEG compression, severity 3",
     ):
         assert words in page.words, words
     for tile in (
-        "fgsm 8: top-1 ↑",
-        "pgd 8: top-1 ↑",
-        "center square 0.5: top-1 ↑",
-        "random drop: accuracy ↑",
+        "FGSM, 8/255: top-1 ↑",
+        "PGD, 8/255: top-1 ↑",
+        "center square covered: top-1 ↑",
+        "random tokens dropped: accuracy ↑",
     ):
         assert tile in page.words, "a tile of every suite that was run"
     assert "4 images are few" in page.words, "the caution of the terminal"
@@ -208,7 +210,7 @@ def test_a_run_that_is_not_finished_says_so(run, data, tmp_path):
 @pytest.mark.parametrize(
     ("classes", "names", "says"),
     [
-        (1000, {}, "10 classes before and 1000 after"),
+        (1000, {}, "before with 10 classes and "),
         (10, {"0": "ship", "1": "frog", "2": "bird"}, "other names of 2 of 3 (0: airplane, ship; 1: "),
         (10, {"0": "Airplane, aeroplane", "1": "automobile", "2": "a bird"}, ""),
     ],
@@ -229,3 +231,34 @@ def test_a_card_compares_classes_before_anything_is_measured(classes, names, say
             measure_sides(*sides, request, World())
     else:
         assert measure_sides(*sides, request, World()) == [Path(side) for side in sides]
+
+
+def test_a_card_compares_classes_before_it_reads_data(tmp_path, monkeypatch):
+    """Folders with names of classes cannot be read with ImageNet's: the models are named, not a class."""
+    monkeypatch.setattr(
+        "steadygaze.runs.request.Request.load", lambda request, world: MODELS[request.model]()
+    )
+    folder = image_folder(tmp_path / "data")
+    request = CardRequest(data=folder, out=tmp_path / "out", suites=["occlusion"])
+    with pytest.raises(sg.InputError, match="got embedded with 10 classes and thousand with 1000"):
+        measure_sides("embedded", "thousand", request, World())
+    wrong = CardRequest(data=folder, out=tmp_path / "out", suites=["occlusoin"])
+    with pytest.raises(sg.UnknownNameError, match="occlusion"):
+        measure_sides("embedded", "thousand", wrong, World())
+
+
+def test_a_card_takes_the_options_of_all_suites(tmp_path):
+    given = [
+        "--attack-steps",
+        "2",
+        "--suites",
+        "corruptions",
+        "-d",
+        str(tmp_path),
+        "-o",
+        str(tmp_path / "out"),
+    ]
+    told = CliRunner().invoke(app, ["card", "embedded", "embedded", *given])
+    assert told.exit_code == 2 and "an option of the suite autoattack" in " ".join(told.output.split())
+    taken = {parameter.name for parameter in get_command(app).commands["card"].params}
+    assert taken >= set(SUITE_OPTIONS)

@@ -114,7 +114,7 @@ def test_published_sets_by_name(tmp_path, root):
         "cifar-100:test/000001",
     }
     page = write_stress(rows, tmp_path / "report.html")[0].read_text()
-    assert "Classes it was not trained on" in page and "pneumonia, knn1" in page
+    assert "Classes it was not trained on" in page and "pneumonia, k = 1" in page
 
 
 @pytest.mark.full

@@ -119,9 +119,9 @@ def test_the_page_begins_with_what_a_person_asks(runs, tmp_path):
     for wanted in (
         ["clean", "top-1 ↑"],
         ["fog", "error ↓"],
-        ["fgsm 2", "top-1 ↑"],
-        ["pgd 2", "top-1 ↑"],
-        ["center square 0.5", "top-1 ↑"],
+        ["FGSM, 2/255", "top-1 ↑"],
+        ["PGD, 2/255", "top-1 ↑"],
+        ["center square covered", "top-1 ↑"],
     ):
         assert wanted in rows, wanted  # changed for sure or not
     assert not any(row and row[0] == "fog/3" for row in rows)

@@ -7,8 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
 import steadygaze as sg
@@ -180,6 +182,50 @@ def test_what_is_wrong_is_named():
         relevance(nn.Sequential(nn.Flatten(), nn.Linear(768, 5)).double(), images, masks, labels)
     with pytest.raises(sg.UnsupportedModelError, match=r"expected a torch\.nn\.Module, got str"):
         relevance("deit_tiny_patch16_224", images, masks, labels)
+
+
+def test_masks_of_other_forms():
+    model, (images, masks, labels) = tiny(), batch()
+    for loss in (Relevance(method="rollout"), GradMask()):
+        expected = loss(model, images, masks, labels).item()
+        pictures = [Image.fromarray(mask.numpy()) for mask in masks]
+        for same in (pictures, [p.convert("L") for p in pictures], list(masks), tuple(masks.numpy())):
+            assert loss(model, images, same, labels).item() == expected
+        name = type(loss).__name__
+        with pytest.raises(sg.InputError, match=rf"{name}: expected masks as a tensor .*, got NoneType"):
+            loss(model, images, None, labels)
+        with pytest.raises(sg.InputError, match=r"got a list of 3: \(8, 16\), \(16, 16\)"):
+            loss(model, images, [masks[0][:8], *masks[1:]], labels)
+        with pytest.raises(sg.InputError, match="got a list of 3: NoneType"):
+            loss(model, images, [None] * 3, labels)
+
+
+def test_labels_are_checked_though_a_map_does_not_use_them():
+    model, (images, masks, _) = tiny(), batch()
+    relevance = Relevance(method="rollout")
+    with pytest.raises(sg.InputError, match=r"labels: class 9 is out of range"):
+        relevance(model, images, masks, [0, 1, 9])
+    with pytest.raises(sg.InputError, match=r"labels: .* for a batch of 3"):
+        relevance(model, images, masks, [0, 1])
+
+
+@pytest.mark.parametrize("loss", [Relevance, CFT])
+def test_a_method_is_checked_when_a_loss_is_made(loss):
+    with pytest.raises(sg.UnknownNameError, match="Did you mean 'rollout'"):
+        loss(method="rolout")
+
+
+def test_advice_names_only_methods_that_the_model_has():
+    options = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 8, "depths": (1, 1)}
+    model = timm.create_model("swin_tiny_patch4_window7_224", num_heads=(1, 2), num_classes=5, **options)
+    images, masks = torch.zeros(1, 3, 32, 32), torch.zeros(1, 32, 32, dtype=torch.bool)
+    masks[:, 8:16] = True
+    with pytest.raises(sg.MethodUnavailableError, match="rollout cannot be trained") as raised:
+        Relevance(method="rollout")(model, images, masks, [0])
+    reason, _, advice = str(raised.value).rpartition(" Use ")
+    assert ".." not in str(raised.value) and reason.endswith(".") and "rollout" not in advice
+    for method in advice.rstrip(".").replace(" or ", ", ").split(", "):
+        assert Relevance(method=method)(model, images, masks, [0]).requires_grad
 
 
 def code_of(section: str) -> str:

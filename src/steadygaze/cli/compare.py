@@ -74,7 +74,7 @@ def compare_models(
     ] = 8,
     images: options.ExampleImages = True,
     out: Annotated[
-        Path | None, declare_out("FILE", "HTML file to write. Default: compare.html in the second folder.")
+        Path | None, declare_out("FILE", "HTML file to write. Default: compare.html in the current folder.")
     ] = None,
 ) -> None:
     """Compare two stress runs: paired differences of all metrics, changes by class and by image.
@@ -90,7 +90,7 @@ def compare_models(
     from steadygaze.report.comparison import write_comparison
     from steadygaze.report.pages import records_csv, write_all
     from steadygaze.runs.compare import compare
-    from steadygaze.runs.statistics import small_sample_note, told_apart
+    from steadygaze.runs.statistics import told_apart
 
     console = wide()
     with progress_bar(stderr()) as on_progress:
@@ -110,11 +110,11 @@ def compare_models(
         else:
             _print_classes(comparison, console)
         _print_turned(comparison, show, console)
-    if one.image_count and (caution := small_sample_note(one.image_count)):
-        print_line(console, caution, "yellow")
+    if one.caution:
+        print_line(console, one.caution, "yellow")
     for note in comparison.notes:
         print_line(console, f"note: {note}", "yellow")
-    path = out or folders[1][0] / "compare.html"
+    path = out or Path("compare.html")
     files = write_comparison(comparison, path, show=show, images=images)
     if records:
         files += write_all({path.with_name(f"{path.stem}-classes.csv"): records_csv(records)})
@@ -163,7 +163,7 @@ def _print_every_class(comparison: Comparison, seen: str | None, console: Consol
 
 
 def _print_changes(comparison: Comparison, console: Console) -> None:
-    from steadygaze.report.comparison import short_list
+    from steadygaze.report.comparison import only_few, short_list
 
     names = [Column(name, "name") for name in ("setting", "metric")]
     numbers = [Column(name) for name in ("before", "after", "difference", "interval", "p")]
@@ -180,7 +180,7 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
             gap,
             f"{low} to {high}",
             "-" if change.p is None else f"{change.p:.3f}",
-            change.verdict or "unclear",
+            f"{change.verdict}{only_few(change.images)}" if change.verdict else "unclear",
         ]
         rows.append((cells, STYLE.get(change.verdict, "")))
     title = "after minus before, 95 % interval over the same images"
@@ -224,7 +224,7 @@ def _print_turned(comparison: Comparison, show: int, console: Console) -> None:
         print_line(console, text)
 
 
-@takes({name: SUITE_OPTIONS[name] for name in ("corruptions", "severities", "epsilons")})
+@takes(SUITE_OPTIONS)
 def card(
     *,
     before: Annotated[
@@ -310,8 +310,8 @@ def card(
         methods=split_methods(methods or [DEFAULT]),
         metrics=split_names(metrics),
         masks=masks,
-        groups=split_names(groups),
-        options=suite_options,
+        groups=groups,
+        options={name: value or None for name, value in suite_options.items()},
         model_options=model_options(class_names, image_size, mean, std, model_kwargs),
         limit=limit,
         seed=seed,
@@ -342,7 +342,6 @@ def write_card_page(
     from steadygaze.runs.compare import compare
     from steadygaze.runs.ranking import masked_models
     from steadygaze.runs.rows import Rows, read_run
-    from steadygaze.runs.statistics import small_sample_note
 
     console = wide()
     comparison = compare([folders[0] / "stress"], [folders[1] / "stress"])
@@ -350,7 +349,7 @@ def write_card_page(
     print_line(console, sentence(comparison), "bold")
     _print_card_changes(short_list(comparison.changes), console)
     _print_faithfulness(faithfulness, console)
-    if caution := small_sample_note(comparison.before[0].image_count):
+    if caution := comparison.before[0].caution:
         print_line(console, caution, "yellow")
     for note in comparison.notes:
         print_line(console, f"note: {note}", "yellow")

@@ -120,12 +120,10 @@ def _announce(ready: PreparedStress, world: World, notes: Console) -> None:
 
 def _print_results(request: StressRequest, rows: Rows, console: Console, damaged: Sequence[str]) -> int:
     """Print the scores, flags and unreadable images; returns the exit code."""
-    from steadygaze.runs.statistics import small_sample_note
-
     for card in rows.cards():
         print_card(card, console)
-        if card.image_count and (caution := small_sample_note(card.image_count)):
-            print_line(console, caution, "yellow")
+        if card.caution:
+            print_line(console, card.caution, "yellow")
         for note in card.run["settings"].get("notes", ()):
             print_line(console, f"note: {note}", "yellow")
     print_line(console, f"rows in {request.out}; for a full report: steadygaze report {request.out}")

@@ -78,9 +78,11 @@ def draw(chart: Figure) -> str:
 
 
 def lines(chart: LineChart) -> str:
-    """Draw lines with dots and whiskers, gray ones below."""
+    """Draw lines with dots and whiskers, gray ones below; if the vertical axis is cut, it says so."""
     frame = Frame.around(chart.lines, 0.04, from_zero=chart.y_label.endswith("%"))
     parts = [_axes(frame, chart.x_label, chart.y_label, chart.integers)]
+    if frame.y[0] > 0:
+        parts.append(_begins("the vertical axis does not begin at 0"))
     for line in sorted(chart.lines, key=lambda line: -line.group):
         points = [(frame.px(x), frame.py(y)) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
         for x, (low, high) in zip(line.x, line.limits or (), strict=False):
@@ -97,8 +99,10 @@ def scatter(chart: LineChart) -> str:
     """Draw the first point of each line with whiskers; the first ones are labeled."""
     frame = Frame.around(chart.lines)
     parts, dots = [_axes(frame, chart.x_label, chart.y_label, False)], []
-    if min(*frame.x, *frame.y) > 0:
-        parts.append(_text("axis", WIDTH - RIGHT, TOP + 8, "the axes do not begin at 0", "end"))
+    cut = [name for name, (low, _) in (("horizontal", frame.x), ("vertical", frame.y)) if low > 0]
+    if cut:
+        which = "axes do" if len(cut) == 2 else f"{cut[0]} axis does"
+        parts.append(_begins(f"the {which} not begin at 0"))
     for line in sorted(chart.lines, key=lambda line: -line.group):
         x, y = frame.px(line.x[0]), frame.py(line.y[0])
         for low, high in line.x_limits or ():
@@ -109,6 +113,10 @@ def scatter(chart: LineChart) -> str:
         dots.append(_dot(x, y, 4, line, tooltip))
     parts += _labels(frame, [line for line in chart.lines if line.group < LABELED])
     return _svg([*parts, *dots], chart.title)
+
+
+def _begins(words: str) -> str:
+    return _text("axis", WIDTH - RIGHT, TOP + 8, words, "end")
 
 
 def _labels(frame: Frame, points: Sequence[Line]) -> list[str]:

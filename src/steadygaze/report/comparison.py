@@ -23,7 +23,7 @@ from steadygaze.report.pages import (
     rendered,
     write_all,
 )
-from steadygaze.robustness.by_class import Spread
+from steadygaze.robustness.by_class import ClassChange, Spread
 from steadygaze.runs.before_after import FaithfulnessChange
 from steadygaze.runs.card import Change
 from steadygaze.runs.compare import Comparison
@@ -134,45 +134,64 @@ def sentence(comparison: Comparison) -> str:
         :1
     ]
     card = comparison.before[0]
-    few = "only " if small_sample_note(card.image_count) else ""
+    few = "only " if card.image_count and small_sample_note(card.image_count) else ""
     images = f"On {few}{plural(card.image_count, 'image')} of {card.data}, " if card.image_count else ""
-    text = f"{images}{' and '.join(map(_change_text, headlines))}"
+    said = card.image_count if few else None
+    text = f"{images}{' and '.join(_change_text(change, said) for change in headlines)}"
     if not comparison.turned:
         return f"{text}."
     counts = [len(comparison.turned.get(way, ())) for way in ("right", "wrong")]
     turned = f"{plural(counts[0], 'image is', 'images are')} newly correct and {counts[1]} newly wrong"
-    return f"{text}: {turned} ({comparison.setting}), {_classes_text(comparison)}."
+    return f"{text}: {turned} ({setting_words(comparison)}), {_classes_text(comparison)}."
 
 
-def _change_text(change: Change) -> str:
+def setting_words(comparison: Comparison) -> str:
+    """The setting in which classes and images are compared, for people."""
+    settings = comparison.before[0].settings
+    known = settings.get(comparison.setting)
+    return comparison.setting if known is None else known.words
+
+
+def only_few(images: int) -> str:
+    """ ", only 2 images", to be written after a verdict on so few; empty if there are enough."""
+    return f", only {plural(images, 'image')}" if small_sample_note(images) else ""
+
+
+def _change_text(change: Change, said: int | None) -> str:
+    """said: the small number of images that is named before."""
     quantity, scale = change.quantity, change.scale
     before, after = (quantity.text(side.mean) for side in (change.before, change.after))
     moved = f"{'rises' if change.difference > 0 else 'falls'} from {before} to {after}"
     moved = f"{moved if change.difference else f'stays at {after}'} {quantity.unit}".rstrip()
     gap, low, high = (f"{scale * value:+.3g}" for value in (change.difference, change.low, change.high))
-    sure = change.verdict or "no significant change"
+    few = "" if change.images == said else only_few(change.images)
+    sure = (change.verdict or "no significant change") + few
     return f"{quantity.words} ({change.setting.words}) {moved} ({sure}: {gap}, 95 % interval {low} to {high})"
 
 
 def _classes_text(comparison: Comparison) -> str:
-    """Name the classes that gained or lost significantly, at most three of each."""
+    """Name the classes that gained or lost significantly, at most three of each, with few images with their
+    number."""
     parts = []
     for verdict, ordered in (("gained", comparison.classes[::-1]), ("lost", comparison.classes)):
-        names = [
-            comparison.class_names.get(change.label, "").split(",")[0] or f"class {change.label}"
-            for change in ordered
-            if change.verdict == verdict
-        ]
+        names = [_class_words(comparison, change) for change in ordered if change.verdict == verdict]
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             parts.append(f"{', '.join(names[:3])}{more} {verdict} significantly")
     return "; ".join(parts) or "and no single class gained or lost significantly"
 
 
+def _class_words(comparison: Comparison, change: ClassChange) -> str:
+    name = comparison.class_names.get(change.label, "").split(",")[0] or f"class {change.label}"
+    few = only_few(change.count).removeprefix(", ")
+    return f"{name} ({few})" if few else name
+
+
 def _row(change: Change) -> list[TableCell]:
     """Return the cells below `HEADS`."""
     quantity, scale = change.quantity, change.scale
     span = f"{scale * change.low:+.3g} to {scale * change.high:+.3g}"
+    span += only_few(change.images) if change.verdict else ""
     p = change.p
     return [
         TableCell(change.setting.words, change.setting.label),
@@ -317,6 +336,7 @@ def _write(
     names = " and ".join(file.name for file in (differences, *tables))
     names_of = told_apart([card.run for card in (before, after)], [before.folder, after.folder])
     models = f"Before: {names_of[0]}. After: {names_of[1]}."
+    images = f" {plural(before.image_count, 'image')} of {before.data}." if before.image_count else ""
     page = rendered(
         "card.html",
         runs,
@@ -324,8 +344,8 @@ def _write(
         about=f"{before.model} {after.model}",
         leads=[
             sentence(comparison),
-            f"{models} {before.image_count} images of {before.data}.",
-            *filter(None, [small_sample_note(before.image_count) if before.image_count else ""]),
+            f"{models}{images}",
+            *filter(None, [before.caution]),
             *comparison.notes,
         ],
         parts=[*parts, Part("All differences", "all", heads=HEADS, rows=rows, folded=folded)],
@@ -348,7 +368,7 @@ def _classes_part(comparison: Comparison) -> Part:
         class_name = comparison.class_names.get(change.label, "").split(",")[0]
         name = f"{change.label} {class_name}".strip()
         style = {"gained": "good", "lost": "sure"}.get(change.verdict, "")
-        span = f"{100 * change.low:+.0f} to {100 * change.high:+.0f}"
+        span = f"{100 * change.low:+.0f} to {100 * change.high:+.0f}{only_few(change.count) if style else ''}"
         rows.append(
             [
                 TableCell(name, name),
@@ -357,7 +377,7 @@ def _classes_part(comparison: Comparison) -> Part:
                 *(TableCell(str(count), count) for count in (change.gained, change.lost, change.count)),
             ]
         )
-    text = f"Accuracy by class ({comparison.setting}); intervals by Newcombe."
+    text = f"Accuracy by class ({setting_words(comparison)}); intervals by Newcombe."
     empty = "" if rows else "No class has a newly correct or newly wrong image."
     title = "Classes gained and lost"
     return Part(title, "classes", text=text, heads=CLASS_HEADS, texts=1, rows=rows, empty=empty)
@@ -366,14 +386,14 @@ def _classes_part(comparison: Comparison) -> Part:
 def _turned_parts(comparison: Comparison, shown: int, listed: int) -> list[Part]:
     """List the images that are newly wrong and newly correct, with maps of those that the runs stored."""
     shots, text = _shots(comparison, comparison.turned, shown) if shown else ({}, "")
-    parts = []
+    parts, where = [], setting_words(comparison)
     for way, names in comparison.turned.items():
         more = f" and {len(names) - listed} more" if len(names) > listed else ""
         parts.append(
             Part(
                 TURNED[way],
                 f"turned-{way}",
-                text=f"{plural(len(names), 'image')} ({comparison.setting}). {text if names else ''}".strip(),
+                text=f"{plural(len(names), 'image')} ({where}). {text if names else ''}".strip(),
                 shots=shots.get(way, []),
                 after=", ".join(names[:listed]) + more,
             )
@@ -430,12 +450,12 @@ def _card_tiles(
 
 
 def _difference(change: Change | FaithfulnessChange, scale: float) -> str:
-    few = f", only {plural(change.images, 'image')}" if small_sample_note(change.images) else ""
-    return f"{scale * change.difference:+.3g}, {change.verdict or 'no significant change'}{few}"
+    verdict = change.verdict or "no significant change"
+    return f"{scale * change.difference:+.3g}, {verdict}{only_few(change.images)}"
 
 
 def _faithfulness_row(change: FaithfulnessChange) -> list[TableCell]:
-    span = f"{change.low:+.3g} to {change.high:+.3g}"
+    span = f"{change.low:+.3g} to {change.high:+.3g}{only_few(change.images) if change.verdict else ''}"
     style = STYLES.get(change.verdict, "")
     return [
         TableCell(change.method, change.method),

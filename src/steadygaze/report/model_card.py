@@ -14,7 +14,7 @@ from steadygaze.runs.before_after import FaithfulnessChange
 from steadygaze.runs.card import Change
 from steadygaze.runs.compare import Comparison
 from steadygaze.runs.request import CHANCE
-from steadygaze.runs.statistics import markdown_text, small_sample_note, told_apart
+from steadygaze.runs.statistics import markdown_text, told_apart
 
 HOME = "https://github.com/steadygaze/steadygaze"
 
@@ -54,7 +54,7 @@ def model_card(
         "",
         f"Measured with [steadygaze]({HOME}) on {after.image_count} images of {markdown_text(after.data)}, "
         "before and after on the same images; differences with 95 % intervals. "
-        f"{small_sample_note(after.image_count)}".rstrip(),
+        f"{after.caution}".rstrip(),
         "",
         "| measure | before | after | difference |",
         "| --- | ---: | ---: | ---: |",

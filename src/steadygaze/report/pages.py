@@ -531,11 +531,10 @@ def write_stress(
         for i, card in enumerate(cards)
         for part in _parts(card, names[i], i if several else None, images)
     ]
-    cautions = [small_sample_note(card.image_count) if card.image_count else "" for card in cards]
     leads = [
         text
-        for card, name, caution in zip(cards, names, cautions, strict=True)
-        for text in (_lead(card, name), caution, _unfinished(card))
+        for card, name in zip(cards, names, strict=True)
+        for text in (_lead(card, name), card.caution, _unfinished(card))
         if text
     ]
     page = rendered(
@@ -595,10 +594,13 @@ def _samples(card: Card, tail: str, mark: str) -> list[Part]:
 
 
 def _tiles(card: Card) -> list[tuple[str, str, str]]:
-    tiles = []
+    tiles, shown = [], set[tuple[str, str]]()
     for suite in card.suites:
         for key, title in suite.headline(card).items():
             number = card.numbers[key]
+            if key in shown:
+                continue
+            shown.add(key)
             heading = f"{number.setting.words}: {number.quantity.words}{number.quantity.arrow}"
             value = f"{number.text(spread=False)} {number.quantity.unit}".strip()
             notes = (number.spread_text, title, number.quantity.direction_text, number.note)

@@ -28,7 +28,7 @@ from steadygaze.untrusted import damaged_files
 
 if TYPE_CHECKING:
     from steadygaze.data.memory import Data
-    from steadygaze.runs.stress import PreparedStress
+    from steadygaze.loading.loaded import LoadedModel
 
 SUITES = ("corruptions", "attacks", "occlusion", "attention")
 
@@ -81,17 +81,21 @@ class Side:
     """A model before it is measured, or the folder of an earlier measurement.
 
     Attributes:
+        name: As it was given.
         folder: With stress/ and verify/, now or in the end.
         classes: Number of classes; None if an earlier run does not say.
         class_names: By class; of an earlier run, those of its images.
-        stress: The run that is to be made; None for an earlier measurement.
+        loaded: The model that is to be measured; None for an earlier measurement.
+        stress: The run that is to be made.
         verify: The run after it.
     """
 
+    name: str
     folder: Path
     classes: int | None
     class_names: Mapping[int, str]
-    stress: tuple[StressRequest, PreparedStress] | None = None
+    loaded: LoadedModel | None = None
+    stress: StressRequest | None = None
     verify: VerifyRequest | None = None
 
 
@@ -99,16 +103,16 @@ def measure_sides(
     before: str, after: str, request: CardRequest, world: World, on_progress: OnProgress = ignore_progress
 ) -> list[Path]:
     """The folders with stress/ and verify/ of both sides, measured now unless they are such folders. The
-    classes of both are compared first."""
+    classes of both are compared before the data is read."""
     sides = [_side(side, name, request, world) for side, name in ((before, "before"), (after, "after"))]
     _check_classes(*sides)
-    for side in sides:
-        if side.stress is not None and side.verify is not None:
-            from steadygaze.runs.stress import run_stress
-            from steadygaze.runs.verify import prepare_verify, run_verify
+    from steadygaze.runs.stress import prepare_stress, run_stress
+    from steadygaze.runs.verify import prepare_verify, run_verify
 
-            stress, prepared = side.stress
-            run_stress(stress, world, on_progress, prepared)
+    prepared = [prepare_stress(s.stress, world, s.loaded) if s.stress is not None else None for s in sides]
+    for side, ready in zip(sides, prepared, strict=True):
+        if side.stress is not None and side.verify is not None:
+            run_stress(side.stress, world, on_progress, ready)
             run_verify(side.verify, world, on_progress, prepare_verify(side.verify, world))
     return [side.folder for side in sides]
 
@@ -118,7 +122,7 @@ def _side(side: str, name: str, request: CardRequest, world: World) -> Side:
     if (folder / "stress" / "run.json").is_file() and (folder / "verify" / "run.json").is_file():
         run = read_run(folder / "stress")
         names = {int(label): words for label, words in run.get("about", {}).get("classes", {}).items()}
-        return Side(folder, run["settings"].get("classes"), names)
+        return Side(side, folder, run["settings"].get("classes"), names)
     if (folder / "run.json").is_file():
         raise InputError(
             f"{side} contains a single run: expected a model, or a folder with stress/ and verify/. "
@@ -157,20 +161,22 @@ def _side(side: str, name: str, request: CardRequest, world: World) -> Side:
         metrics=list(request.metrics) or DEFAULT_METRICS,
         random=True,
     )
-    from steadygaze.runs.stress import prepare_stress
+    from steadygaze.runs.evaluator import class_count
+    from steadygaze.runs.stress import parse_suites
 
-    prepared = prepare_stress(stress, world)
-    loaded = prepared.loaded
-    names = dict(enumerate(loaded.class_names)) if loaded is not None and loaded.class_names else {}
-    return Side(out, prepared.settings.get("classes"), names, (stress, prepared), verify)
+    suites = parse_suites(stress.suites, stress.options)  # a wrong name is an error before a model is loaded
+    loaded = stress.load(world)
+    classes = class_count(loaded.model, loaded.size, any(suite.label_maps for suite in suites))
+    names = dict(enumerate(loaded.class_names)) if loaded.class_names else {}
+    return Side(side, out, classes, names, loaded, stress, verify)
 
 
 def _check_classes(before: Side, after: Side) -> None:
     """Numbers of two models are differences only if their classes are the same."""
     if None not in (before.classes, after.classes) and before.classes != after.classes:
         raise InputError(
-            f"expected two models of the same classes, got {before.classes} classes before and "
-            f"{after.classes} after. Nothing was measured."
+            f"expected two models of the same classes, got {before.name} with {before.classes} classes and "
+            f"{after.name} with {after.classes}. Nothing was measured."
         )
     shared = [label for label in before.class_names if label in after.class_names]
     names = [(_plain(before.class_names[label]), _plain(after.class_names[label])) for label in shared]
@@ -178,8 +184,8 @@ def _check_classes(before: Side, after: Side) -> None:
     if 2 * len(other) > len(shared):  # a few may be spelled in another way
         examples = "; ".join(f"{label}: {was}, {now}" for label, was, now in other[:3])
         raise InputError(
-            f"expected two models of the same classes, got other names of {len(other)} of {len(shared)} "
-            f"({examples}). Nothing was measured."
+            f"expected two models of the same classes, got {before.name} and {after.name}, with other names "
+            f"of {len(other)} of {len(shared)} ({examples}). Nothing was measured."
         )
 
 

@@ -30,7 +30,7 @@ from steadygaze.runs.settings import (
     quantity_of_record,
     with_wilson,
 )
-from steadygaze.runs.statistics import ImageTable, bootstrap
+from steadygaze.runs.statistics import ImageTable, bootstrap, small_sample_note
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,15 +92,23 @@ class SuiteResults:
     compared: ClassVar[tuple[str, ...]] = ()
     uneven_details: ClassVar[frozenset[str]] = frozenset()
 
+    @staticmethod
+    def setting_words(setting: Setting) -> str:
+        """The label of one of its settings for people, in charts, tiles and tables of pages."""
+        return setting.plain_words
+
     def headline(self, card: Card) -> dict[Key, str]:
         """The numbers that stand large at the top of a report, with words: those of `tiles`, and where the
-        run has none of them, the first number of each setting, of a series the last level."""
+        run has none of them, the first number of each setting, of a series the last level. Accuracy, its own
+        metrics and those that no suite describes count; what other suites add to a setting does not."""
         chosen = {key: words for key, words in self.tiles.items() if key in card.numbers}
         if chosen:
             return chosen
+        others = {quantity for suite in card.suites for quantity in suite.quantities}
+        others -= {TOP1, *self.quantities}
         first: dict[Setting, Key] = {}  # number of each setting
         for key, number in card.numbers.items():
-            if number.setting.suite == self.name:
+            if number.setting.suite == self.name and number.quantity not in others:
                 first.setdefault(number.setting, key)
         major = [setting for setting in first if not setting.minor]
         last = {setting.name: first[setting] for setting in major or first}
@@ -273,6 +281,19 @@ class Card:
         """Number of images of the data of the run."""
         return len(self.names_of(""))
 
+    @property
+    def caution(self) -> str:
+        """A caution if the data, or a suite's own set of images, is so small that intervals are unreliable;
+        otherwise empty."""
+        counts = {population: len(table) for population, table in self._tables.items()}
+        few = {population: count for population, count in counts.items() if small_sample_note(count)}
+        if not few:
+            return ""
+        if "" in few:
+            return small_sample_note(few[""])
+        sets = abbreviated(self.settings[label].words for label in few)
+        return f"{sets}: {small_sample_note(min(few.values()))}"
+
     def names_of(self, population: str) -> list[str]:
         """The images of a population, sorted."""
         return self._tables[population].names if population in self._tables else []
@@ -367,6 +388,8 @@ class Card:
         rows = self._table(key[0]).rows(key)
         rows = rows[self._noted[rows]]
         notes = self._all.text("note", rows[self._all.groups(["note"], rows).first]).tolist()
+        if self.groups is not None and set(notes) <= set(self.groups):
+            return ""  # each image's own group
         return f"{len(notes)} groups: {abbreviated(notes)}" if len(notes) > 1 else "".join(notes)
 
     @cached_property

@@ -38,12 +38,13 @@ def group_scores(card: Card) -> Iterator[Score]:
             resampled[group] = resampled_share(values, own, card.repeats, card.seed)
             label = f"{setting.label}/{group}"
             minor = setting != CLEAN or rank >= SHOWN
-            part = Setting(setting.suite, group, None, "", label, minor=minor)
+            title = f"{setting.words} ({group.replace('=', ': ')})"
+            part = Setting(setting.suite, group, None, "", label, minor=minor, title=title)
             yield Score(part, TOP1, resampled[group], int(own.sum()), "group", shares=values[own])
         worst = known & (groups == order[0])
         # the worst group of each resampled data set: it may be another one
         samples = np.fmin.reduce(list(resampled.values()))
-        note = f"{order[0]}, the worst of {len(order)} groups"
+        note = f"{order[0]}, {f'the worst of {len(order)} groups' if len(order) > 1 else 'the only group'}"
         count = int(worst.sum())
         yield Score(setting, WORST_GROUP, samples, count, note, headline=True, shares=values[worst])
 
@@ -62,7 +63,7 @@ def group_figures(card: Card) -> Iterator[BarChart]:
     """The clean accuracy of each group, the worst first."""
     numbers = [number for number in card.scores.values() if _is_clean_group(number.setting)]
     if numbers:
-        bars = [bar(number, number.setting.name, 1) for number in numbers[:SHOWN]]
+        bars = [bar(number, number.setting.name.replace("=", ": "), 1) for number in numbers[:SHOWN]]
         bars.append(bar(card.numbers[CLEAN.label, TOP1.name], "all images", 2))
         caption = "clean images, the worst group first; whiskers are 95 % intervals"
         yield BarChart("Accuracy by group", bars, "accuracy, %", caption, highest=100)

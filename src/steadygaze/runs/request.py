@@ -91,6 +91,10 @@ def folder_of(path: Path) -> Path:
         return path.absolute().parent  # the file stands for its folder: the same run either way
     if not path.is_dir() and not (path.suffix == ".csv" and path.is_file()):
         kind = "a file" if path.exists() else "no such folder"
+        if path.suffix == ".parquet":
+            kind += ". Parquet files are given by their folder, as hf:FOLDER?split=NAME"
+        elif path.suffix == ".tar":
+            kind += f". WebDataset shards are given as wds:{path}"
         raise InputError(f"data: expected a folder of images, got {path}: {kind}")
     return path
 
@@ -554,8 +558,14 @@ class StressRequest(Request):
     def __post_init__(self) -> None:
         super().__post_init__()
         groups: Any = self.groups
-        names = [groups] if isinstance(groups, str) else list(groups or ())
-        self._set(groups=[name.strip() for text in names for name in text.split(",") if name.strip()])
+        if groups is None:
+            return
+        texts = [groups] if isinstance(groups, str) else list(groups)
+        names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+        if not names or len(set(names)) < len(names):
+            got = ", ".join(names) or "none"
+            raise InputError(f"groups: expected columns of the data, each once, got {got}", option="groups")
+        self._set(groups=names)
 
 
 # Options of the suites that are in this package, which the command lists beside those of the request, and

@@ -5,7 +5,7 @@ Figures and tables are data, too: a suite declares them, `report` draws them, th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
@@ -92,6 +92,7 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
+SETTING_WORDS: dict[str, Callable[[Setting], str]] = {}  # suite -> the label of its settings for people
 Level = float | str | tuple[float, ...] | None
 
 
@@ -106,6 +107,7 @@ class Setting:
         source: The name of the image set, for suites with images of their own; empty for the data of the run.
         label: The value of "setting" in rows; default: name, or name/level.
         minor: One of a series that a score summarizes, such as one severity; short tables leave it out.
+        title: The label for people; empty: what the suite calls it (`SETTING_WORDS`). Not in run.json.
 
     Examples:
         >>> Setting("corruptions", "fog", 3).label
@@ -118,6 +120,7 @@ class Setting:
     source: str = ""
     label: str = ""
     minor: bool = False
+    title: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not self.label:
@@ -135,7 +138,15 @@ class Setting:
 
     @property
     def words(self) -> str:
-        """The label for people, with its level: "gaussian noise 3"."""
+        """The label for people: "Gaussian noise, severity 3"."""
+        describe = SETTING_WORDS.get(self.suite)
+        if self.title or describe is None:
+            return self.title or self.plain_words
+        return describe(self)
+
+    @property
+    def plain_words(self) -> str:
+        """The label without its signs, for suites that have no words of their own."""
         words = self.label.replace("_", " ")
         return words.replace("/", " ") if self.label == self._default_label else words
 

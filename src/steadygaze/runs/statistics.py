@@ -367,12 +367,17 @@ def latex_text(text: str) -> str:
 
 def told_apart(runs: Sequence[dict[str, Any]], folders: Sequence[Path | None]) -> list[str]:
     """The names of the models of runs; different weights of one name with the checkpoint, the folder of the
-    model or that of the run, the first of these that tells them apart, else with their hash.
+    model or that of the run, the first of these that tells them apart, by the shortest end of its path that
+    does; else with their hash.
 
     >>> run = {"settings": {"model": "vit", "checkpoint": "a.pt", "weights": "01"}}
     >>> other = {"settings": {"model": "vit", "checkpoint": "b.pt", "weights": "02"}}
     >>> told_apart([run, other], [None, None]), told_apart([run, run], [None, None])
     (['vit (a.pt)', 'vit (b.pt)'], ['vit', 'vit'])
+    >>> places = {"x/w.pt": run, "y/w.pt": other}
+    >>> given = [{**one, "about": {"given": {"checkpoint": path}}} for path, one in places.items()]
+    >>> told_apart(given, [None, None])
+    ['vit (x/w.pt)', 'vit (y/w.pt)']
     """
     facts = [run["settings"] for run in runs]
     names = [str(one["model"]) for one in facts]
@@ -380,15 +385,26 @@ def told_apart(runs: Sequence[dict[str, Any]], folders: Sequence[Path | None]) -
     if len(set(zip(names, weights, strict=True))) == len(set(names)):
         return names
     given = [run.get("about", {}).get("given", {}) for run in runs]
-    marks = [
-        [str(one.get("checkpoint") or "") for one in facts],
-        ["/".join(Path(str(one.get("model") or "")).parts[-2:]) for one in given],
-        ["" if folder is None else "/".join(folder.parts[-2:]) for folder in folders],
+    paths = [
+        [
+            str(known.get("checkpoint") or one.get("checkpoint") or "")
+            for known, one in zip(given, facts, strict=True)
+        ],
+        [str(one.get("model") or "") for one in given],
+        [str(folder or "") for folder in folders],
     ]
-    for mark in marks:
-        if len(set(zip(names, weights, strict=True))) == len(set(zip(names, mark, strict=True))):
+    for mark in (ends for kind in paths for ends in _ends(kind)):
+        marked = set(zip(names, mark, strict=True))
+        if len(marked) == len(set(zip(names, mark, weights, strict=True))):
             return [f"{name} ({own})" if own else name for name, own in zip(names, mark, strict=True)]
     return [f"{name} ({own})" for name, own in zip(names, weights, strict=True)]
+
+
+def _ends(paths: Sequence[str]) -> Iterator[list[str]]:
+    """The last parts of each path: one, two, and so on."""
+    parts = [Path(path).parts for path in paths]
+    for count in range(1, max(map(len, parts), default=0) + 1):
+        yield ["/".join(own[-count:]) for own in parts]
 
 
 def small_sample_note(images: int) -> str:

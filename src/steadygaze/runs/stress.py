@@ -304,13 +304,19 @@ class PreparedStress(Prepared[Batch]):
         SettingSampler(out, self.evaluator, suites, self.loader, method, names).store(images)
 
 
-def prepare_stress(request: StressRequest, world: World | None = None) -> PreparedStress:
-    """Load the model, find the images, check every name; raises before anything is written."""
+def prepare_stress(
+    request: StressRequest, world: World | None = None, loaded: LoadedModel | None = None
+) -> PreparedStress:
+    """Load the model, find the images, check every name; raises before anything is written.
+
+    Args:
+        loaded: The model of the request, if it is loaded already.
+    """
     suites = parse_suites(request.suites, request.options)
     label_maps = any(suite.label_maps for suite in suites)
     if request.in_memory:
         return _prepare_memory(request, suites, label_maps)
-    return _prepare_files(request, suites, label_maps, world or World())
+    return _prepare_files(request, suites, label_maps, world or World(), loaded)
 
 
 def run_stress(
@@ -326,7 +332,7 @@ def run_stress(
 
 
 def _prepare_files(
-    request: StressRequest, suites: list[Suite], label_maps: bool, world: World
+    request: StressRequest, suites: list[Suite], label_maps: bool, world: World, loaded: LoadedModel | None
 ) -> PreparedStress:
     if not isinstance(request.model, (str, LoadedModel)):
         request.load(world)  # raises: the preprocessing of the model is not known
@@ -334,7 +340,7 @@ def _prepare_files(
     place = request.place if needs_data else None
     for suite in suites:  # before the model is loaded, which takes longer
         suite.open(request.limit)
-    loaded = request.load(world)
+    loaded = loaded or request.load(world)
     classes = class_count(loaded.model, loaded.size, label_maps)
     if place is not None:
         loaded = named_by_data(loaded, place, classes)

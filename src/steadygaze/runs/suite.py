@@ -39,6 +39,7 @@ from steadygaze.runs.settings import (
     CLEAN,
     CONFIDENCE,
     ECE,
+    SETTING_WORDS,
     TOP1,
     TOP5,
     BarChart,
@@ -272,6 +273,7 @@ def register_suite(name: str, *, replace: bool = False) -> Callable[[Registered]
 
     def decorate(suite: Registered) -> Registered:
         suite.name = name
+        SETTING_WORDS[name] = suite.setting_words
         SUITES.add(name, suite, origin=suite.__module__, replace=replace)
         return suite
 

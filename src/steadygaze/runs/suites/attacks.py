@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from steadygaze.errors import InputError
-from steadygaze.runs.card import Card, Key
+from steadygaze.runs.card import Card
 from steadygaze.runs.settings import CLEAN, TOP1, Condition, Figure, Line, LineChart, Measurement, Setting
 from steadygaze.runs.suite import Option, Suite, register_suite
 from steadygaze.runs.suites.corruptions import split_words
@@ -74,9 +74,9 @@ class Attacks(Suite):
     )
     compared = ("pgd_steps",)
 
-    def headline(self, card: Card) -> dict[Key, str]:
-        keys = super().headline(card)
-        return {key: f"epsilon {card.settings[key[0]].level:g}/255" for key in keys}
+    @staticmethod
+    def setting_words(setting: Setting) -> str:
+        return f"{setting.name.upper()}, {setting.level:g}/255"
 
     def conditions(self, evaluator: Evaluator) -> Iterator[Condition]:
         for name in ATTACKS:

@@ -45,16 +45,18 @@ if TYPE_CHECKING:
     from steadygaze.runs.source import Batch, ImageView
 
 SUMMARIES = {
-    "entropy": "in nats; high: spread out",
+    "entropy": "high: spread out",
     "overfocus": "share of the five most attended tokens",
     "gini": "inequality of the attention that tokens receive; 0: even",
     "peak": "the most attended token, in multiples of an even share",
-    "distance": "in patches; high: attends to distant tokens",
+    "distance": "high: attends to distant tokens",
     "head_similarity": "cosine between heads; higher: heads attend to the same",
     "token_similarity": "cosine between the attention of two tokens; higher: tokens attend to the same",
 }
+UNITS = {"entropy": "nats", "distance": "patches"}
 MEASURES = {
-    name: Quantity(f"attention_{name}", better="neither", summary=text) for name, text in SUMMARIES.items()
+    name: Quantity(f"attention_{name}", UNITS.get(name, ""), "neither", summary=text)
+    for name, text in SUMMARIES.items()
 }
 STABILITY = Quantity(
     "attention_stability", summary="cosine between clean and corrupted attention; 1: unchanged"
@@ -181,13 +183,14 @@ class Attention(Suite):
             if curves:
                 mean = np.mean(list(curves.values()), axis=0)
                 lines.append(Line("corrupted, mean", _layers(mean), mean.tolist(), 0))
-                lines += [Line(label, _layers(c), c.tolist(), FADED) for label, c in curves.items()]
+                words = {label: card.settings[label].words for label in curves}
+                lines += [Line(words[label], _layers(c), c.tolist(), FADED) for label, c in curves.items()]
             if lines:
                 yield LineChart(
                     title.capitalize(),
                     lines,
                     "layer (0: the first)",
-                    metric.title,
+                    f"{metric.words}, {metric.unit}".rstrip(", "),
                     metric.summary,
                     integers=True,
                 )

@@ -26,6 +26,7 @@ from steadygaze.runs.settings import (
     BarChart,
     Condition,
     Figure,
+    Level,
     Measurement,
     Setting,
     Table,
@@ -76,6 +77,10 @@ def parse_count(name: str, given: Any) -> int:
     return count
 
 
+def _threat_words(norm: str, level: Level) -> str:
+    return f"L∞ {level:g}/255" if norm == "linf" else f"L2 {level:g}"
+
+
 @register_suite("autoattack")
 class AutoAttackSuite(Suite):
     """Four attacks, each on the images that survived those before it."""
@@ -99,6 +104,12 @@ class AutoAttackSuite(Suite):
         threats = [parse_threat(argument) for argument in self.arguments]
         if len(set(threats)) < len(threats):
             raise InputError(f"autoattack: the same threat is given twice: {', '.join(self.arguments)}")
+
+    @staticmethod
+    def setting_words(setting: Setting) -> str:
+        attack, _, norm = setting.name.removeprefix("after_").rpartition("_")
+        name = "AutoAttack" if attack == "autoattack" else f"AutoAttack after {attack.upper()}"
+        return f"{name}, {_threat_words(norm, setting.level)}"
 
     def conditions(self, evaluator: Evaluator) -> Iterator[Condition]:
         if evaluator.classes < 4:
@@ -169,8 +180,7 @@ class AutoAttackSuite(Suite):
             norm = final.name.removeprefix("autoattack_")
             names = [f"after_{name}_{norm}" for name in ATTACKS[:-1]]
             stages = [s for name in names for s in measured if (s.name, s.level) == (name, final.level)]
-            radius = f"{final.level:g}/255" if norm == "linf" else f"{final.level:g}"
-            yield f"{'L∞' if norm == 'linf' else 'L2'} {radius}", [*stages, final]
+            yield _threat_words(norm, final.level), [*stages, final]
 
     def tables(self, card: Card) -> Iterator[Table]:
         rows = [

@@ -55,6 +55,17 @@ if TYPE_CHECKING:
 
 SAME, OTHER = "mixed_same", "mixed_other"
 KINDS = ("only_fg", "only_bg_t", SAME, OTHER)
+WORDS = {
+    "original": "original images",
+    "only_fg": "object alone",
+    "only_bg_t": "background alone",
+    "only_bg_b": "background, black box",
+    "no_fg": "background, black object",
+    SAME: "background of the same class",
+    OTHER: "background of another class",
+    "mixed_rand": "background of a random class",
+    "mixed_next": "background of the next class",
+}
 WIDE = 0.1  # share of an image that a strip of its background has to cover, to be used with other objects
 TRIED = 16  # images that are looked at for such a strip
 FOLLOWS = Accuracy(
@@ -80,9 +91,13 @@ class Backgrounds(Suite):
     needs_masks = True
     quantities = (FOLLOWS, GAP)
     tiles: ClassVar = {
-        ("backgrounds", GAP.name): "accuracy on backgrounds of the same class minus other classes",
+        ("backgrounds", GAP.name): "",
         (OTHER, FOLLOWS.name): "predictions that are the class of the background",
     }
+
+    @staticmethod
+    def setting_words(setting: Setting) -> str:
+        return WORDS.get(setting.name, setting.plain_words)
 
     def use_data(self, images: Sequence[Item] | None) -> None:
         """Images by class, whose backgrounds are used."""
@@ -160,10 +175,10 @@ class Backgrounds(Suite):
     def samples(self, evaluator: Evaluator, image: ImageView) -> Iterator[SampleImage]:
         for kind in KINDS:
             pixels = image.as_model_sees(Image.fromarray(self._composed(image, kind)))
-            yield SampleImage(kind.replace("_", " "), Image.fromarray(pixels))
+            yield SampleImage(WORDS[kind], Image.fromarray(pixels))
 
     def scores(self, card: Card) -> Iterator[Score]:
-        yield from _gap(card, self.name, SAME, OTHER)
+        yield from _gap(card, Setting(self.name, self.name), SAME, OTHER)
 
     def tables(self, card: Card) -> Iterator[Table]:
         follows = card.text(OTHER, FOLLOWS.name)
@@ -185,8 +200,12 @@ class BackgroundsChallenge(Suite):
     options = (Option("in_to_in9", Path, None, must_serve=True),)
     own_images = True
     quantities = (FOLLOWS, GAP)
-    tiles: ClassVar = {("in9", GAP.name): "ImageNet-9: accuracy on mixed-same minus mixed-rand"}
+    tiles: ClassVar = {("in9", GAP.name): ""}
     compared = ("backgrounds_challenge",)
+
+    @staticmethod
+    def setting_words(setting: Setting) -> str:
+        return f"ImageNet-9, {WORDS[setting.name]}" if setting.name in WORDS else "ImageNet-9"
 
     def check(self) -> None:
         if len(self.arguments) != 1 or not self.arguments[0]:
@@ -238,7 +257,7 @@ class BackgroundsChallenge(Suite):
         return measurements
 
     def scores(self, card: Card) -> Iterator[Score]:
-        yield from _gap(card, "in9", "in9/mixed_same", "in9/mixed_rand")
+        yield from _gap(card, Setting(self.name, "in9"), "in9/mixed_same", "in9/mixed_rand")
 
     def tables(self, card: Card) -> Iterator[Table]:
         rows = [
@@ -286,23 +305,22 @@ def _followed(
     return Measurement(setting, FOLLOWS, values, details, broken)
 
 
-def _gap(card: Card, name: str, same: str, other: str) -> Iterator[Score]:
+def _gap(card: Card, setting: Setting, same: str, other: str) -> Iterator[Score]:
     """Accuracy on backgrounds of the same class minus that on others."""
     samples = [card.samples(label, TOP1) for label in (same, other)]
     if samples[0] is None or samples[1] is None:
         return
     images = card.measured[other, TOP1.name].images
-    note = f"{same} minus {other}"
-    setting = Setting(Backgrounds.name, name)
+    note = f"accuracy, {card.settings[same].words} minus {card.settings[other].words}"
     yield Score(setting, GAP, samples[0] - samples[1], images, note, headline=True)
 
 
 def _bars(card: Card, labels: Sequence[str], title: str) -> Iterator[Figure]:
     bars = [
-        bar(card.numbers[label, TOP1.name], label.replace("_", " "), 2 if label == CLEAN.label else 1)
+        bar(card.numbers[label, TOP1.name], card.settings[label].words, 2 if label == CLEAN.label else 1)
         for label in labels
         if (label, TOP1.name) in card.numbers
     ]
     if len(bars) > 1:
-        caption = "top1; whiskers are 95 % intervals"
+        caption = "top-1 accuracy; whiskers are 95 % intervals"
         yield BarChart(title, bars, "accuracy, %", caption, highest=100)

@@ -37,6 +37,7 @@ from steadygaze.runs.settings import (
     BarChart,
     Condition,
     Figure,
+    Level,
     Line,
     LineChart,
     SampleImage,
@@ -111,6 +112,17 @@ CORRUPTION_OPTIONS = (
 )
 
 
+def corruption_words(name: str, severity: Level = None) -> str:
+    """A corruption, or perturbation, for people.
+
+    Examples:
+        >>> corruption_words("gaussian_noise", 3), corruption_words("jpeg_compression")
+        ('Gaussian noise, severity 3', 'JPEG compression')
+    """
+    words = name.replace("_", " ").replace("gaussian", "Gaussian").replace("jpeg", "JPEG")
+    return words if severity is None else f"{words}, severity {severity}"
+
+
 def corruption_setting(name: str, severity: int) -> Setting:
     """The setting of a corruption at a severity, the same in every suite that uses it."""
     return Setting(Corruptions.name, name, severity, minor=True)
@@ -149,6 +161,10 @@ class Corruptions(Suite):
         ("corruptions", "relative_mce"): "relative mCE",
         ("corruptions", "mean_error_all"): "mean error, extra corruptions too",
     }
+
+    @staticmethod
+    def setting_words(setting: Setting) -> str:
+        return corruption_words(setting.name, setting.level)
 
     def conditions(self, evaluator: Evaluator) -> Iterator[Condition]:
         for name in self.values["corruptions"]:
@@ -304,7 +320,7 @@ def corruption_figures(card: Card, suite: str, source: str, words: str) -> Itera
 def error_bars(card: Card, labels: dict[str, str], quantity: Quantity, title: str, axis: str) -> BarChart:
     """A score of each corruption, colored by family. labels: corruption -> label of its score."""
     bars = [
-        bar(card.scores[label, quantity.name], name.replace("_", " "), FAMILY[name])
+        bar(card.scores[label, quantity.name], corruption_words(name), FAMILY[name])
         for name, label in labels.items()
     ]
     caption, x_label = "whiskers are 95 % intervals", f"{axis}, mean over severities, %"
@@ -330,7 +346,7 @@ def severity_lines(
             lines.append(Line(family, [0, *severities] if start else severities, [*start, *mean], index))
     if not lines or len(lines[0].x) < 2:
         return
-    lines += [Line(name.replace("_", " "), severities, curve, FADED) for name, curve in single.items()]
+    lines += [Line(corruption_words(name), severities, curve, FADED) for name, curve in single.items()]
     caption = "mean of each family, single corruptions in gray"
     yield LineChart(title, lines, "severity (0: clean)", axis, caption, integers=True)
 

@@ -77,6 +77,10 @@ class CueConflictSuite(Suite):
     tiles: ClassVar = {("cue_conflict", SHAPE_BIAS.name): "shape bias"}
     compared = ("cue_conflict",)
 
+    @staticmethod
+    def setting_words(setting: Setting) -> str:
+        return "cue conflict" if not setting.minor else f"cue conflict, {setting.name}"
+
     def check(self) -> None:
         if len(self.arguments) != 1 or not self.arguments[0]:
             raise InputError(

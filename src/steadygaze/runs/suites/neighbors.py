@@ -150,6 +150,10 @@ class Neighbors(Suite):
     quantities = tuple(knn_quantity(metric, k) for metric, k in product(DISTANCES, KS))
     compared = ("neighbors",)
 
+    @staticmethod
+    def setting_words(setting: Setting) -> str:
+        return f"nearest neighbors, {setting.name}"
+
     def check(self) -> None:
         self.folders: dict[str, tuple[Path, ...]] = {}
         for argument in self.arguments or ("",):
@@ -242,7 +246,7 @@ class Neighbors(Suite):
 
     def figures(self, card: Card) -> Iterator[Figure]:
         bars = [
-            bar(card.numbers[s.label, quantity.name], f"{s.name}, {quantity.title}", 3)
+            bar(card.numbers[s.label, quantity.name], f"{s.name}, {quantity.words}", 3)
             for s in card.measured_settings()
             for quantity in (knn_quantity("cosine", k) for k in KS)
             if (s.label, quantity.name) in card.numbers

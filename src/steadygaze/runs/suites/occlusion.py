@@ -39,6 +39,14 @@ class Occlusion(Suite):
     quantities = (DROP_ACCURACY, DROP_PROBABILITY)
     compared = ("shares", "salient")
 
+    @staticmethod
+    def setting_words(setting: Setting) -> str:
+        if setting.name == "center_square":
+            return "center square covered"
+        return {"random_drop": "random tokens dropped", "salient_drop": "salient tokens dropped"}.get(
+            setting.name, setting.plain_words
+        )
+
     def conditions(self, evaluator: Evaluator) -> Iterator[Condition]:
         square = Setting(self.name, "center_square", 0.5)
         yield Condition(self.name, (square,), evaluator.predictions, unchanged=True)
@@ -106,7 +114,8 @@ class Occlusion(Suite):
             curve = card.curve(name, DROP_ACCURACY.name)
             if curve is not None:
                 points = [f"{100 * point:.1f}" for point in curve[0]]
-                rows.append([_title(card, name), *points, card.text(name, DROP_ACCURACY.name)])
+                title = f"{name.replace('_', ' ')} {_note(card, name)}".strip()
+                rows.append([title, *points, card.text(name, DROP_ACCURACY.name)])
         if rows:
             shares = [f"{s:g}" for s in card.run["settings"].get("shares") or ()]
             yield Table("accuracy while tokens are dropped, %", ["share dropped", *shares, "mean"], rows)
@@ -120,11 +129,11 @@ class Occlusion(Suite):
                 mean, half = 100 * curve[0], 100 * curve[1]
                 low, high = (mean - half).clip(0).tolist(), (mean + half).clip(max=100).tolist()
                 limits = list(zip(low, high, strict=True))
-                lines.append(Line(_title(card, name), shares, mean.tolist(), group, limits))
+                title = f"{card.settings[name].words} {_note(card, name)}".strip()
+                lines.append(Line(title, shares, mean.tolist(), group, limits))
         if lines:
             yield LineChart("While tokens are dropped", lines, "share of tokens dropped, %", "accuracy, %")
 
 
-def _title(card: Card, name: str) -> str:
-    note = card.numbers[name, DROP_ACCURACY.name].note
-    return f"{name.replace('_', ' ')} {note}".strip()
+def _note(card: Card, name: str) -> str:
+    return card.numbers[name, DROP_ACCURACY.name].note

@@ -22,7 +22,7 @@ from steadygaze.data.images import images_in, names_hash, read_image
 from steadygaze.errors import InputError
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.detection import auroc, fpr95
-from steadygaze.runs.card import Card
+from steadygaze.runs.card import Card, Key
 from steadygaze.runs.jobs import RunImage
 from steadygaze.runs.settings import (
     BarChart,
@@ -43,12 +43,14 @@ if TYPE_CHECKING:
     from steadygaze.runs.source import Batch
 
 IN = "in_distribution"
-PROBABILITY = share("max_probability", better="neither", summary="probability of the predicted class")
+PROBABILITY = share("max_probability", "maximum probability", "neither", "probability of the predicted class")
 ENERGY = Quantity("energy", better="neither", summary="negative energy: log of the summed exp of the logits")
 MEASURES: dict[str, Callable[..., float]] = {"auroc": auroc, "fpr95": fpr95}
 DETECTION = {
     (measure, metric.name): share(
-        f"{measure}_{metric.name}", better="higher" if measure == "auroc" else "lower"
+        f"{measure}_{metric.name}",
+        f"{measure.upper()} of {metric.words}",
+        better="higher" if measure == "auroc" else "lower",
     )
     for metric in (PROBABILITY, ENERGY)
     for measure in MEASURES
@@ -74,6 +76,15 @@ class OutOfDistribution(Suite):
     needs_files = True
     quantities = (PROBABILITY, ENERGY, *DETECTION.values())
     compared = ("ood",)
+
+    @staticmethod
+    def setting_words(setting: Setting) -> str:
+        return "images of the data" if setting.name == IN else f"out-of-distribution images, {setting.name}"
+
+    def headline(self, card: Card) -> dict[Key, str]:
+        """AUROC and FPR95 by both scores."""
+        detection = {quantity.name for quantity in DETECTION.values()}
+        return {key: "" for key in card.scores if key[1] in detection}
 
     def check(self) -> None:
         self.folders: dict[str, Path] = {}
@@ -158,7 +169,8 @@ class OutOfDistribution(Suite):
 
     def figures(self, card: Card) -> Iterator[Figure]:
         numbers = [number for (_, metric), number in card.scores.items() if metric.startswith("auroc_")]
-        bars = [bar(n, f"{n.setting.name}, {n.quantity.name.removeprefix('auroc_')}", 1) for n in numbers]
+        scores = {DETECTION["auroc", metric.name].name: metric.words for metric in (PROBABILITY, ENERGY)}
+        bars = [bar(n, f"{n.setting.name}, {scores[n.quantity.name]}", 1) for n in numbers]
         if bars:
             caption = "the data against other images; 50 is chance; whiskers are 95 % intervals"
             yield BarChart("Out-of-distribution detection", bars, "AUROC, %", caption, highest=100)

@@ -75,6 +75,20 @@ def parse_place(given: str) -> str | tuple[int, int]:
     return given
 
 
+def _place_words(given: str) -> str:
+    """Where the patch is.
+
+    Examples:
+        >>> _place_words("gae"), _place_words("7x3")
+        ('most relevant patch by gae', 'row 7, column 3')
+    """
+    place = parse_place(given)
+    if isinstance(place, tuple):
+        return f"row {place[0]}, column {place[1]}"
+    known = {"attention": "most attended patch", "random": "random patch"}
+    return known.get(place, f"most relevant patch by {place}")
+
+
 @register_suite("patchfool")
 class PatchFool(Suite):
     """An adversarial patch on one token."""
@@ -85,6 +99,10 @@ class PatchFool(Suite):
     options = (Option("patch_steps", partial(parse_count, "patch_steps"), PATCH_FOOL_STEPS, must_serve=True),)
     quantities = (SURVIVED, BEFORE, AFTER)
     compared = ("patch_steps",)
+
+    @staticmethod
+    def setting_words(setting: Setting) -> str:
+        return f"{PatchFool.title}, {_place_words(str(setting.level))}"
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -168,7 +186,7 @@ class PatchFool(Suite):
 
     def headline(self, card: Card) -> dict[Key, str]:
         settings = card.measured_settings(self.name, TOP1.name)
-        return {(s.label, TOP1.name): f"one patch, at {s.level}" for s in settings}
+        return {(s.label, TOP1.name): "robust accuracy" for s in settings}
 
     def tables(self, card: Card) -> Iterator[Table]:
         rows = [
@@ -183,7 +201,7 @@ class PatchFool(Suite):
         settings = card.measured_settings(self.name, TOP1.name)
         numbers = [(card.numbers.get((s.label, TOP1.name)), s) for s in [CLEAN, *settings]]
         bars = [
-            bar(number, "clean" if s == CLEAN else f"at {s.level}", 2 if s == CLEAN else 1)
+            bar(number, "clean" if s == CLEAN else _place_words(str(s.level)), 2 if s == CLEAN else 1)
             for number, s in numbers
             if number is not None
         ]

@@ -103,6 +103,10 @@ class Segmentation(Suite):
     }
     uneven_details = frozenset({MIOU.name})
 
+    @staticmethod
+    def setting_words(setting: Setting) -> str:
+        return f"ACDC, {setting.level}"
+
     def conditions(self, evaluator: Evaluator) -> Iterator[Condition]:
         yield Condition(self.name, (CLEAN,), (MIOU,), unchanged=True)
         for name in self.values["corruptions"]:

@@ -34,13 +34,14 @@ from steadygaze.runs.settings import (
     share,
 )
 from steadygaze.runs.suite import Suite, register_suite
+from steadygaze.runs.suites.corruptions import corruption_words
 
 if TYPE_CHECKING:
     from steadygaze.runs.evaluator import Evaluator
     from steadygaze.runs.source import Batch, ImageView
 
 FLIPS = share("flips", better="lower", summary="share of frames whose prediction changes")
-TOP5_DISTANCE = Quantity("top5_distance", better="lower")
+TOP5_DISTANCE = Quantity("top5_distance", better="lower", label="top-5 distance")
 MFR = Quantity("mfr", better="lower", label="mFR", digits=1)
 
 
@@ -62,6 +63,12 @@ class Sequences(Suite):
     )
     quantities = (FLIPS, TOP5_DISTANCE, MFR)
     tiles: ClassVar = {("sequences", "mfr"): "mean flip rate"}
+
+    @staticmethod
+    def setting_words(setting: Setting) -> str:
+        if setting.name == Sequences.name:
+            return setting.plain_words
+        return f"sequence, {corruption_words(setting.name)}"
 
     def conditions(self, evaluator: Evaluator) -> Iterator[Condition]:
         from steadygaze.robustness.corruptions.corrupt import check_settings
@@ -150,7 +157,7 @@ def flip_tables(card: Card, suite: str, source: str) -> Iterator[Table]:
 
 def flip_figures(card: Card, suite: str, source: str, words: str) -> Iterator[Figure]:
     settings = by_perturbation(card, suite, source, FLIPS)
-    bars = [bar(card.numbers[s.label, FLIPS.name], s.name.replace("_", " ")) for s in settings.values()]
+    bars = [bar(card.numbers[s.label, FLIPS.name], corruption_words(s.name)) for s in settings.values()]
     if bars:
         title = f"Flips in perturbation sequences{words}"
         yield BarChart(title, bars, "frames whose prediction flips, %", "lower is steadier")

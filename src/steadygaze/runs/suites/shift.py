@@ -91,6 +91,13 @@ class ShiftSuite(Suite):
         (VIDEOS, "mfr"): "mean flip rate, published ImageNet-P",
     }
     compared = ("shifts",)
+    quantities = (*corruptions.Corruptions.quantities, *sequences.Sequences.quantities)
+
+    @staticmethod
+    def setting_words(setting: Setting) -> str:
+        if setting.name == setting.source:
+            return setting.name
+        return f"{setting.source}, {corruptions.corruption_words(setting.name, setting.level)}"
 
     def check(self) -> None:
         self.folders: dict[str, Path] = {}
@@ -199,7 +206,7 @@ class ShiftSuite(Suite):
 
     def figures(self, card: Card) -> Iterator[Figure]:
         bars = [
-            bar(card.numbers[setting.label, metric.name], f"{setting.label}, {metric.title}", 1)
+            bar(card.numbers[setting.label, metric.name], f"{setting.words}, {metric.words}", 1)
             for setting, metric in _restricted(card)
         ]
         if bars:

@@ -64,6 +64,13 @@ class Synthetic(Suite):
     needs_masks = True
     compared = ("backgrounds",)
 
+    @staticmethod
+    def setting_words(setting: Setting) -> str:
+        if isinstance(setting.level, tuple):
+            return f"{setting.name} {level_text(setting.level).replace(',', ', ')}"
+        unit = "°" if setting.name == "rotation" and setting.level is not None else ""
+        return f"{setting.plain_words}{unit}"
+
     def open(self, limit: int | None) -> None:
         folder = self.values["backgrounds"]
         paths = [] if folder is None else images_in(folder)

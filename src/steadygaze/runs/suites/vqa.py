@@ -35,6 +35,7 @@ from steadygaze.runs.suites.corruptions import (
     CORRUPTION_OPTIONS,
     by_corruption,
     corrupted,
+    corruption_words,
     error_bars,
     severities_of,
 )
@@ -73,6 +74,12 @@ class VisualQuestions(Suite):
         ("vqa", "vqa_retention"): "retention",
     }
     compared = ("questions",)
+
+    @staticmethod
+    def setting_words(setting: Setting) -> str:
+        if setting.name == VisualQuestions.name:
+            return "VQA, corrupted"
+        return f"VQA, {corruption_words(setting.name, setting.level)}"
 
     def check(self) -> None:
         if len(self.arguments) != 1:

@@ -126,7 +126,7 @@ def differentiable_map(
     no_graph = not m.base.differentiable
     reason = unavailable(m, vit) or ("it runs the model by itself, and leaves no graph" if no_graph else "")
     if reason:
-        raise _not_trainable(m.name, reason)
+        raise _not_trainable(m.name, reason, vit)
     rules = rules_of(m) if m.base.gradient else PLAIN
     # attention also for double backward, which the fused kernel does not have
     needs = {**m.needs, "attention": True}
@@ -149,15 +149,19 @@ def differentiable_map(
     scores = aggregate(trace, m)
     if torch.is_grad_enabled() and run.logits.requires_grad and not scores.requires_grad:
         if m.base.gradient and not second_order:
-            raise _not_trainable(m.name, "its map is made of the gradient alone: use second_order=True")
-        raise _not_trainable(m.name, "it leaves no graph")
+            raise _not_trainable(m.name, "its map is made of the gradient alone: use second_order=True", vit)
+        raise _not_trainable(m.name, "it leaves no graph", vit)
     return scores, outputs[0] if rules == PLAIN else vit.logits(vit.embed(images))
 
 
-def _not_trainable(method: str, reason: str) -> MethodUnavailableError:
-    return MethodUnavailableError(
-        f"{method} cannot be trained: {reason}. Use gae, rollout, raw_attention, ixg+plus or gaze."
-    )
+TRAINABLE = ("gae", "rollout", "raw_attention", "ixg+plus", "gaze")
+
+
+def _not_trainable(method: str, reason: str, vit: ViT) -> MethodUnavailableError:
+    """The error, with the usual methods that this model has."""
+    able = [name for name in TRAINABLE if name != method and not unavailable(parse_method(name), vit)]
+    advice = f" Use {' or '.join(filter(None, (', '.join(able[:-1]), able[-1])))}." if able else ""
+    return MethodUnavailableError(f"{method} cannot be trained: {reason.rstrip('.')}.{advice}")
 
 
 def _with_gradients(
@@ -250,7 +254,10 @@ def gradients_enabled(loss: str) -> Iterator[None]:
 
 def checked_labels(labels: Any, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b"]:
     """The labels, one class index for each image; anything else is an error."""
-    classes = None if labels is None else resolve_target(labels, logits)
+    try:
+        classes = None if labels is None else resolve_target(labels, logits)
+    except InputError as error:
+        raise InputError(f"labels: {str(error).removeprefix('target: ')}") from None
     if classes is None or classes.dim() != 1:
         raise InputError(f"labels: expected one class for each of {len(logits)} images, got {labels!r}")
     return classes
