@@ -83,8 +83,8 @@ def write_demo(loaded: LoadedModel, images: Sequence[Path], methods: Sequence[st
         Part(
             "Stress: and in poor light?",
             f"The same image with the {CORRUPTION.replace('_', ' ')} of ImageNet-C, as in a photograph with "
-            f"too little light, at severities {', '.join(map(str, SEVERITIES))} of 5. Below: the patches that "
-            "led to what is then predicted.",
+            f"too little light, at severities {', '.join(map(str, SEVERITIES))} of 5. "
+            "Below: the patches that led to what is then predicted.",
             f"steadygaze stress --model {loaded.name} --data photos --suites corruptions --out run",
             images=[clean, *corrupted],
         ),
