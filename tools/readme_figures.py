@@ -2,8 +2,8 @@
 
     python tools/readme_figures.py [--checkpoint deit_tiny_patch16_224.safetensors] [--dinov2 FILE]
 
-`first.png`, `explain.png`, `scores.png`, `check.png` and `patch_fool.png` need DeiT-Tiny (from the hub, or the
-checkpoint) and the photographs of scikit-image.
+`first.png`, `explain.png`, `scores.png`, `check.png` and `patch_fool.png` need DeiT-Tiny (from the hub, or
+the checkpoint) and the photographs of scikit-image.
 `stress.png`, `steady.png` and `strip_training.png` draw tables of docs/evidence, whose rows are committed.
 `leaderboard.png` is drawn by `python -m benchmarks.leaderboard`.
 """
