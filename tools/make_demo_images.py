@@ -1,4 +1,4 @@
-"""Make the example images of `steadygaze demo`: the cat 256 x 256 pixels, the others 96 x 96.
+"""Make the small example images of `steadygaze demo`, 96 x 96 pixels.
 
     python tools/make_demo_images.py src/steadygaze/assets/demo
 
@@ -15,7 +15,6 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 SIDE, SCALE = 96, 8
-PHOTO = 256  # the page of the demo shows the photograph large
 FULL = SIDE * SCALE
 Color = tuple[int, int, int]
 
@@ -109,7 +108,7 @@ def horse() -> Image.Image:
 def cat() -> Image.Image:
     from skimage.data import chelsea
 
-    return Image.fromarray(chelsea()).resize((PHOTO, PHOTO), Image.Resampling.LANCZOS)
+    return Image.fromarray(chelsea()).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
 
 
 def main() -> None:
