@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 CHECKED = ("gaze_outline", "gae", "attcat", "rollout")
 CORRUPTION, SEVERITIES = "shot_noise", (1, 3, 5)
+PHOTOGRAPH = "demo_photograph.jpg"  # of the example image of the cat, whole and large
 SIDE = 256  # of the images that the page shows enlarged
 
 
@@ -90,7 +92,9 @@ def write_demo(loaded: LoadedModel, images: Sequence[Path], methods: Sequence[st
         ),
     ]
     page = environment().get_template("demo.html")
-    photo = Shown(f"photos/{cat.stem}/{cat.name}", "the photograph")
+    photograph = files("steadygaze") / "assets" / PHOTOGRAPH
+    (out / "photograph.jpg").write_bytes(photograph.read_bytes())
+    photo = Shown("photograph.jpg", "the photograph")
     text = page.render(photo=photo, parts=parts, version=__version__, colors=8)
     return write_all({out / "index.html": text})[0]
 
