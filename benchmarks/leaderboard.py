@@ -32,31 +32,31 @@ from benchmarks.panel.cost import read_costs
 from benchmarks.panel.figure import draw, draw_two_ends
 from benchmarks.panel.learned import learned_table
 from benchmarks.panel.methods import LEFT_OUT, SEARCHES
-from benchmarks.panel.ranking import Column, Entry, ceiling_of, interval, ranked, share
+from benchmarks.panel.ranking import Column, Entry, interval, ranked, shares, with_ceiling
+from benchmarks.panel.truth import FOLDER as KNOWN_TRUTH_FOLDER
 from steadygaze.errors import UnknownNameError
 from steadygaze.methods.registry import DEFAULT, forward_passes
+from steadygaze.quantity import plural
 from steadygaze.runs.request import CEILING
 from steadygaze.runs.request import SEARCHED as SEARCHED_ORDER
 
 ROWS = Path("docs/evidence/rows/panel")
 SHOWN_FIRST = 6
+FEW = 24  # with fewer images of a model, a method has no place on it
 
 
 @dataclass(frozen=True)
 class Board:
-    """Everything the page shows. ranks: the methods by measure; apart: models with attention masking"""
+    """Everything the page shows. ranks: the methods by measure; apart: models with attention masking;
+    searched: the methods and the ceiling on the images that were searched; added: models of users"""
 
     models: Mapping[str, PanelModel]
     columns: Mapping[Measure, Mapping[str, Column]]
     ranks: Mapping[Measure, Sequence[Entry]]
     apart: Mapping[str, Column]
+    searched: Mapping[Measure, Sequence[Entry]]
+    added: Mapping[str, Column]
     measured_cost: Mapping[str, float]
-
-    def ceiling(self, measure: Measure, model: str | None = None) -> Entry | None:
-        """The best that searched orders reach, over all models of the measure, or of one of them."""
-        by_model = self.columns[measure]
-        chosen = by_model if model is None else {model: by_model[model]}
-        return ceiling_of(list(chosen.values()), _reference(by_model))
 
     def chance(self, measure: Measure) -> float | None:
         """The value of `random`."""
@@ -68,12 +68,21 @@ def read_board(root: Path, models: Mapping[str, PanelModel] | None = None) -> Bo
     models = panel() if models is None else models
     columns = all_columns(root, models)
     ranks = {
-        measure: ranked(list(by_model.values()), _reference(by_model))
+        measure: [e for e in ranked(list(by_model.values()), _reference(by_model)) if not _searched(e.method)]
         for measure, by_model in columns.items()
     }
+    searched = {
+        measure: with_ceiling(list(columns[measure].values()), _reference(columns[measure]))
+        for measure in (REMOVAL_MEAN, *FOUR)
+        if measure in columns
+    }
     masked = [name for name, model in models.items() if not model.removable]
-    apart = column_of(REMOVAL_MEAN, read_each(root, masked, REMOVAL_MEAN.metrics))
-    return Board(models, columns, ranks, apart, read_costs(root))
+    others = [path.parent.parent.name for path in sorted(root.glob("*/*/run.json"))]
+    others = [name for name in dict.fromkeys(others) if name not in models and name != KNOWN_TRUTH_FOLDER]
+    apart, added = (
+        column_of(REMOVAL_MEAN, read_each(root, names, REMOVAL_MEAN.metrics)) for names in (masked, others)
+    )
+    return Board(models, columns, ranks, apart, searched, added, read_costs(root))
 
 
 def _reference(by_model: Mapping[str, Column]) -> str:
@@ -90,7 +99,8 @@ def _reference(by_model: Mapping[str, Column]) -> str:
 def markdown(board: Board) -> str:
     """The page."""
     sections = [_introduction(board), _models(board), _ranking(board), _questions(board), _four(board)]
-    sections += [_two_ends(board), _by_model(board), apart_section(board), _others(board), OWN_METHOD]
+    sections += [_two_ends(board), _by_model(board), apart_section(board), added_section(board)]
+    sections += [_others(board), OWN_METHOD]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
@@ -130,9 +140,9 @@ def _ranking(board: Board) -> str:
     entries = board.ranks[REMOVAL_MEAN]
     others = [measure for measure in board.ranks if measure.about and measure is not REMOVAL_MEAN]
     values = {m: {entry.method: entry.value for entry in board.ranks[m]} for m in others}
-    ceiling, chance = board.ceiling(REMOVAL_MEAN), board.chance(REMOVAL_MEAN)
+    of_ceiling = shares(board.searched[REMOVAL_MEAN])
     heads = ["", "method", "family", "cost", "removal", "rank", "level with", *(m.title for m in others)]
-    heads[5:5] = ["share"] if ceiling else []
+    heads[5:5] = ["share"] if of_ceiling else []
     lines = [
         "## Ranking",
         "",
@@ -141,12 +151,9 @@ def _ranking(board: Board) -> str:
         f"| {' | '.join(heads)} |",
         "| ---: | --- | --- |" + " ---: |" * (len(heads) - 3),
     ]
-    if ceiling:
-        tops = [board.ceiling(m) for m in others]
-        numbers = [_number(top and top.value, m.digits) for top, m in zip(tops, others, strict=True)]
-        value = f"{ceiling.value:.1f} [{ceiling.low:.1f}, {ceiling.high:.1f}]"
-        lines[2] += CEILING_TEXT
-        lines.append(f"| | ceiling | | | {' | '.join([value, '100 %', '', '', *numbers])} |")
+    if of_ceiling:
+        lines[2] += CEILING_TEXT.format(number=len(_searched_images(board)))
+        lines.append(f"| | ceiling | | | | 100 % | | |{' |' * len(others)}")
     for place, entry in enumerate(entries, 1):
         cells = [
             str(place),
@@ -158,7 +165,9 @@ def _ranking(board: Board) -> str:
             interval(*entry.level_with) if entry.level_with != (place, place) else "–",
             *(_number(values[m].get(entry.method), m.digits) for m in others),
         ]
-        cells[5:5] = [f"{100 * share(entry.value, chance, ceiling):.0f} %"] if ceiling else []
+        if of_ceiling:
+            known = entry.method in of_ceiling
+            cells[5:5] = [f"{of_ceiling[entry.method]:.0f} %" if known else ""]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -170,8 +179,8 @@ def _questions(board: Board) -> str:
         "The first methods of each measure with 95 % intervals. **Level**: ranks that do not differ",
         "significantly from the first.",
         "",
-        f"| measure | models, methods | first {SHOWN_FIRST} | level | random | ceiling |",
-        "| --- | --- | --- | --- | ---: | ---: |",
+        f"| measure | models, methods | first {SHOWN_FIRST} | level | random |",
+        "| --- | --- | --- | --- | ---: |",
     ]
     for measure, entries in board.ranks.items():
         shown = ", ".join(
@@ -179,22 +188,16 @@ def _questions(board: Board) -> str:
             f"{_number(e.high, measure.digits)}]"
             for e in entries[:SHOWN_FIRST]
         )
-        chance, top = board.chance(measure), board.ceiling(measure)
         sizes = f"{len(board.columns[measure])}, {len(entries)}"
-        level = interval(*entries[0].level_with)
-        ends = " | ".join(_number(value, measure.digits) for value in (chance, top and top.value))
-        lines.append(f"| {measure.title} | {sizes} | {shown} | {level} | {ends} |")
+        level, chance = interval(*entries[0].level_with), _number(board.chance(measure), measure.digits)
+        lines.append(f"| {measure.title} | {sizes} | {shown} | {level} | {chance} |")
     return "\n".join(lines)
 
 
 def _four(board: Board) -> str:
     values = {m: {entry.method: entry.value for entry in board.ranks[m]} for m in FOUR}
-    lines = ["## The four removal scores", "", "Mean over the same models, %.", ""]
+    lines = ["## The four removal scores", "", FOUR_SCORES, ""]
     lines += [f"| method | {' | '.join(m.title for m in FOUR)} |", "| --- |" + " ---: |" * len(FOUR)]
-    tops = [board.ceiling(m) for m in FOUR]
-    if any(tops):
-        numbers = [_number(top and top.value, m.digits) for top, m in zip(tops, FOUR, strict=True)]
-        lines.append(f"| ceiling | {' | '.join(numbers)} |")
     for entry in board.ranks[REMOVAL_MEAN]:
         cells = [_number(values[m][entry.method], m.digits) for m in FOUR]
         lines.append(f"| `{entry.method}` | {' | '.join(cells)} |")
@@ -229,15 +232,21 @@ def _by_model(board: Board) -> str:
     lines.append(f"| --- |{' ---: |' * (len(by_model) + 1)}")
     order = [entry.method for entry in board.ranks[REMOVAL_MEAN]]
     order += sorted({method for column in by_model.values() for method in column} - set(order))
-    tops = [board.ceiling(REMOVAL_MEAN, name) for name in by_model]
-    if any(tops):
-        lines.append(f"| ceiling | {' | '.join(_number(top and top.value, 1) for top in tops)} | |")
     places = {name: _places(board, name) for name in by_model}
     for method in order:
+        if _searched(method):
+            continue
         found = [places[name].get(method) for name in by_model]
-        cells = [f"{each[1].value:.1f} ({each[0]})" if each else "" for each in found]
-        worst = str(max(each[0] for each in found if each)) if all(found) else ""
+        cells = ["" if each is None else f"{each[1].value:.1f} ({each[0] or 'few'})" for each in found]
+        ranked_at = [each[0] for each in found if each and each[0]]
+        worst = str(max(ranked_at)) if len(ranked_at) == len(by_model) else ""
         lines.append(f"| `{method}` | {' | '.join(cells)} | {worst} |")
+    images = _searched_images(board)
+    if images:
+        tops = [with_ceiling([column], _reference(by_model)) for column in by_model.values()]
+        of_first = [shares(entries).get(order[0]) for entries in tops]
+        cells = ["" if share is None else f"{share:.0f} %" for share in of_first]
+        lines.append(f"| share of the ceiling, `{order[0]}` | {' | '.join(cells)} | |")
     first, *rest = board.ranks[REMOVAL_MEAN][:SHOWN_FIRST]
     texts = []
     for entry in rest:
@@ -246,12 +255,27 @@ def _by_model(board: Board) -> str:
     return "\n".join([*lines, "", f"`{first.method}`, paired differences: {'; '.join(texts)}."])
 
 
+def _searched_images(board: Board) -> dict[str, int]:
+    """Number of the images that were searched for the ceiling, by model."""
+    found = {}
+    for name, column in board.columns[REMOVAL_MEAN].items():
+        searched = [values for method, values in column.items() if _searched(method)]
+        if len(searched) > 1:
+            found[name] = int((~np.isnan(np.max(searched, axis=0))).sum())
+    return found
+
+
 def _places(board: Board, model: str) -> dict[str, tuple[int, Entry]]:
-    """method -> its place among the methods measured on the model, and its entry. Searched orders, which are
-    the ceiling, have none."""
+    """method -> its place among the methods measured on the model, and its entry. With few images, it has the
+    place 0, and searched orders, which are the ceiling, have none."""
     by_model = board.columns[REMOVAL_MEAN]
-    entries = [e for e in ranked([by_model[model]], _reference(by_model)) if not _searched(e.method)]
-    return {entry.method: (place, entry) for place, entry in enumerate(entries, 1)}
+    column = by_model[model]
+    enough = min(FEW, max(int((~np.isnan(values)).sum()) for values in column.values()))
+    few = {method for method, values in column.items() if (~np.isnan(values)).sum() < enough}
+    entries = [e for e in ranked([column], _reference(by_model)) if not _searched(e.method)]
+    placed = [entry for entry in entries if entry.method not in few]
+    places = {entry.method: (place, entry) for place, entry in enumerate(placed, 1)}
+    return places | {entry.method: (0, entry) for entry in entries if entry.method in few}
 
 
 def _searched(method: str) -> bool:
@@ -270,13 +294,14 @@ def records(board: Board) -> list[dict[str, object]]:
             lines.append(_record(measure.title, model, entry) | rank)
 
     for measure, by_model in board.columns.items():
-        if (top := board.ceiling(measure)) is not None:
-            lines.append(_record(measure.title, "all", top))
         add(measure, "all", board.ranks[measure])
         for name, column in by_model.items():
-            if (top := board.ceiling(measure, name)) is not None:
-                lines.append(_record(measure.title, name, top))
             add(measure, name, ranked([column], _reference(by_model)))
+    for measure, entries in board.searched.items():
+        for entry in entries:
+            lines.append(_record(measure.title, "all, images that were searched", entry))
+    for name, column in board.added.items():
+        add(REMOVAL_MEAN, name, ranked([column], _reference({name: column})))
     for name, column in board.apart.items():
         add(REMOVAL_MEAN, f"{name}, hidden from attention", ranked([column], _reference({name: column})))
     return lines
@@ -303,21 +328,27 @@ def apart_section(board: Board) -> str:
         return ""
     lines = []
     for name, column in board.apart.items():
-        lines += [
-            f"## Apart: `{name}`",
-            "",
-            APART,
-            "",
-            "| | method | removal scores, mean | rank | level with |",
-            "| ---: | --- | ---: | ---: | ---: |",
-        ]
-        for place, e in enumerate(ranked([column], _reference({name: column})), 1):
-            level = interval(*e.level_with) if e.level_with != (place, place) else "–"
-            lines.append(
-                f"| {place} | `{e.method}` | {e.value:.1f} [{e.low:.1f}, {e.high:.1f}] | {interval(*e.rank)} "
-                f"| {level} |"
-            )
+        lines += [f"## Apart: `{name}`", "", APART, "", *_one_model(name, column)]
     return "\n".join(lines)
+
+
+def added_section(board: Board) -> str:
+    """Models that are not part of the panel: rows that somebody added."""
+    lines = ["## Other models", "", ADDED] if board.added else []
+    for name, column in board.added.items():
+        images = max(int((~np.isnan(values)).sum()) for values in column.values())
+        lines += ["", f"### `{name}`, {plural(images, 'image')}", "", *_one_model(name, column)]
+    return "\n".join(lines)
+
+
+def _one_model(name: str, column: Column) -> list[str]:
+    """The table of one model."""
+    lines = ["| | method | removal scores, mean | rank | level with |", "| ---: | --- | ---: | ---: | ---: |"]
+    for place, e in enumerate(ranked([column], _reference({name: column})), 1):
+        level = interval(*e.level_with) if e.level_with != (place, place) else "–"
+        value = f"{e.value:.1f} [{e.low:.1f}, {e.high:.1f}]"
+        lines.append(f"| {place} | `{e.method}` | {value} | {interval(*e.rank)} | {level} |")
+    return lines
 
 
 def _others(board: Board) -> str:
@@ -363,11 +394,19 @@ bootstrap over images within each model. **Rank** is the interval of the rank un
 contains 0). A method with fewer images is compared on the images it has
 (`benchmarks/panel/ranking.py`). An empty cell: not measured, or not available, on all of its models."""
 CEILING_TEXT = """
-**Ceiling**: for each image the best value that the searched orders (`greedy`) reach
-([evidence](evidence/ceiling.md)); **share**: (score − random) / (ceiling − random)."""
-BY_MODEL = """\
-Mean of the four removal scores of each model; in brackets the place among the methods measured on it. **Worst
-place**: over the models, of methods that all of them have."""
+**Share**: (score − random) / (ceiling − random); the ceiling is the best value that searched orders
+(`greedy`) reach for each image. It is of the images that were searched, of {number} models: few, so a share
+is less certain than a score ([evidence](evidence/ceiling.md))."""
+FOUR_SCORES = """\
+Mean over the same models: percent of correct predictions, and points of probability for AOPC. Insertion AOPC
+is 100 minus what is lost with the top patches alone: above 100, the class becomes more probable than in the
+whole image. Their mean is in points, and can exceed 100 for the same reason."""
+BY_MODEL = f"""\
+Mean of the four removal scores of each model; in brackets the place among the methods measured on it, or
+"few" for a method with fewer than {FEW} images, whose value is that of a reference method on all images plus
+the difference on its own ones. **Worst place**: over the models, of methods with a place on each."""
+ADDED = """\
+Models that were measured with `--models` (below) and are not part of the panel, so not of the means above."""
 SEARCHED = """\
 Searches run with the given budget of forward passes per image and class; without a number, they use one pass
 per patch, region or cluster:"""
@@ -410,8 +449,10 @@ Any model of timm or transformers, or a folder for `load_model`, is measured on 
 python -m benchmarks.panel --rows rows --imagenet imagenet/val --models vit_base_patch16_224 --methods best
 ```
 
-This prints the table of the model and writes its rows. Rows of larger models are welcome as a pull request:
-the run folders below `rows`, gzipped, with the command in the description."""
+This prints the table of the model and writes its rows. `--checkpoint FILE` takes local weights, and
+`--class-names FILE` makes a classifier of a model that compares images with text (CLIP, SigLIP). Rows are
+welcome as a pull request: with the run folders in `docs/evidence/rows/panel/NAME`, gzipped, and the command
+in the description, `python -m benchmarks.leaderboard` adds a table of the model to this page."""
 
 
 def main() -> None:
@@ -425,7 +466,7 @@ def main() -> None:
     chosen.out.write_text(markdown(board), encoding="utf-8")
     pd.DataFrame(records(board)).to_csv(chosen.out.with_suffix(".csv"), index=False, lineterminator="\n")
     draw_two_ends(board.ranks, chosen.out.parent / "images" / "two_ends.png")
-    draw(board.ranks, chosen.out.parent / "images" / "leaderboard.png", board.ceiling(REMOVAL_MEAN))
+    draw(board.ranks, chosen.out.parent / "images" / "leaderboard.png")
     print(f"{len(board.ranks[REMOVAL_MEAN])} methods: {chosen.out}")
 
 

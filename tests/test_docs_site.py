@@ -1,22 +1,26 @@
 """The site: its navigation is complete, everything registered has a page, and links lead somewhere."""
 
 import doctest
+import inspect
 import re
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
 import yaml
+from PIL import Image
 
 import steadygaze as sg
 from steadygaze.training.recipe import shipped_recipes
 from tools.docs_site import api, commands
 from tools.docs_site.docstrings import to_markdown
-from tools.docs_site.entries import Entry, all_entries
+from tools.docs_site.entries import TRAINED, UNDRAWN, Entry, all_entries
 from tools.docs_site.equations import WITHOUT
 from tools.docs_site.examples import EXAMPLES, SETUP
+from tools.method_sheet import FOLDER, SHEET
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -78,6 +82,18 @@ def test_a_page_has_a_use_and_an_equation(entries: list[Entry]) -> None:
     assert without == set(WITHOUT)
 
 
+def test_the_committed_images_are_of_the_methods_that_exist(entries: list[Entry]) -> None:
+    """`python tools/method_sheet.py --methods NAME` draws a new or renamed one."""
+    drawn = {path.stem for path in FOLDER.glob("*.jpg")} - {"photographs"}
+    assert drawn == {info.name for info in sg.list_methods()} - {*TRAINED, *UNDRAWN}
+    with Image.open(SHEET) as sheet:
+        assert set(sheet.info["comment"].decode().split()) == drawn
+    assert sum(path.stat().st_size for path in (SHEET, *FOLDER.iterdir())) < 2_000_000
+    for page in (entry for entry in entries if entry.kind == "methods" and entry.name not in UNDRAWN):
+        shown = re.findall(r"!\[[^]]*\]\(\.\./\.\./([^)]+)\)", page.body)
+        assert shown and all((DOCS / path).is_file() for path in shown), page.name
+
+
 def test_every_public_name_and_command_has_a_page() -> None:
     names = [name for _, _, names in api.groups().values() for name in names]
     assert len(names) == len(set(names)) and {*names, *api.PACKAGES, "__version__"} == set(sg.__all__)
@@ -89,6 +105,28 @@ def test_every_public_name_and_command_has_a_page() -> None:
             command.examples
             and command.examples[0] in pages[f"reference/commands/{name.replace(' ', '-')}.md"]
         )
+
+
+def test_every_public_module_has_a_page_of_the_interface() -> None:
+    pages = api.pages()
+    modules = {name for name in sg.__all__ if inspect.ismodule(getattr(sg, name))}
+    assert {f"reference/api/{name}.md" for name in modules} <= set(pages)
+    assert "others" not in api.groups(), f"sort these into a group of PAGES: {api.groups()['others'][2]}"
+    for text in pages.values():
+        written = [line.removeprefix("::: ") for line in text.splitlines() if line.startswith("::: ")]
+        for home, _, name in (path.rpartition(".") for path in written):
+            assert hasattr(import_module(home), name), f"{home}.{name}"
+
+
+def test_nothing_is_loaded_from_the_network(entries: list[Entry]) -> None:
+    """Pages open offline: images are in the repository. README.md may have badges, which the site drops."""
+    written = [path for path in (*PAGES, *DOCS.rglob("*.ipynb")) if path.name != "README.md"]
+    texts = {path.name: path.read_text(encoding="utf-8") for path in written}
+    texts |= {entry.path: entry.body for entry in entries} | api.pages()
+    external = re.compile(
+        r"!\[[^]]*\]\(\s*<?(?:https?:)?//|<(?:img|script|iframe)\b[^>]*\bsrc=\\?[\"']?(?:https?:)?//"
+    )
+    assert not [name for name, text in texts.items() if external.search(text)]
 
 
 def test_functions_and_classes_have_an_example() -> None:
@@ -133,6 +171,7 @@ def links(page: Path) -> list[tuple[str, str]]:
     """(file, anchor) of every relative link outside of code."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     found = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text))
+    found += re.findall(r'<img src="([^"]+)"', text)
     return [
         (link.partition("#")[0], link.partition("#")[2]) for link in found if not re.match(r"^\w+:", link)
     ]

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,14 @@ import timm
 import torch
 
 import steadygaze as sg
-from benchmarks import leaderboard
+from benchmarks import exact, leaderboard, text_zoo
 from benchmarks.panel import PanelModel, panel
 from benchmarks.panel import __main__ as panel_command
-from benchmarks.panel.columns import REMOVAL_MEAN
+from benchmarks.panel.columns import FOUR, REMOVAL_MEAN
 from benchmarks.panel.figure import draw
 from benchmarks.panel.measure import measure
 from benchmarks.panel.methods import expand, white_box
-from benchmarks.panel.ranking import ranked
+from benchmarks.panel.ranking import ranked, shares, with_ceiling
 from benchmarks.panel.truth import measure_truth
 from steadygaze.methods.registry import METHODS
 from steadygaze.results.drawing import to_pil_image
@@ -149,3 +150,79 @@ def test_a_model_of_the_user_is_measured(
     printed = capsys.readouterr().out
     assert f"### {mine}: 2 images" in printed and "| gaze_outline |" in printed
     assert [folder.name for folder in (tmp_path / "rows").iterdir()] == ["mine"]
+
+
+def test_a_model_of_timm_with_local_weights(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--models NAME --checkpoint FILE`, and its rows as a table of the page."""
+    torch.manual_seed(0)
+    weights, rows = tmp_path / "weights.pth", tmp_path / "rows"
+    torch.save(timm.create_model("test_vit").state_dict(), weights)
+    for file, synset in zip(sorted(images.rglob("0.png")), ("n02085620", "n02094433"), strict=True):
+        (tmp_path / "val" / synset).mkdir(parents=True)
+        shutil.copy(file, tmp_path / "val" / synset)
+    words = ["--rows", rows, "--imagenet", tmp_path / "val", "--models", "test_vit", "--checkpoint", weights]
+    monkeypatch.setattr("sys.argv", ["panel", *map(str, words), "--methods", "gae,random"])
+    panel_command.main()
+    assert "### test_vit: 2 images" in capsys.readouterr().out
+    embedded = panel()["embedded"]
+    measure(embedded, embedded.load(None), images, ["gae", "random"], ["removal"], rows / "embedded")
+    board = leaderboard.read_board(rows, {"embedded": embedded})
+    assert list(board.added) == ["test_vit"] and set(board.added["test_vit"]) == {"gae", "random"}
+    page = leaderboard.markdown(board)
+    assert "### `test_vit`, 2 images" in page and "over 1 models" in page
+    assert {"test_vit", "embedded"} <= {line["model"] for line in leaderboard.records(board)}
+
+
+def test_class_names_make_a_classifier_of_clip(tmp_path: Path) -> None:
+    from transformers import CLIPImageProcessor
+
+    folder, names = tmp_path / "clip", tmp_path / "names.txt"
+    text_zoo.build("CLIPModel").float().save_pretrained(folder)
+    text_zoo.tokenizer().save_pretrained(folder)
+    CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(
+        folder
+    )
+    names.write_text("cat\nred bird\n")
+    loaded = PanelModel(str(folder), "imagenet").load(None, class_names=names)
+    assert loaded.class_names == ("cat", "red bird")
+    assert loaded.model(torch.zeros(1, 3, 32, 32)).shape == (1, 2)
+
+
+@pytest.mark.parametrize("goal", exact.GOALS)
+def test_the_exact_best_order_is_that_of_all_permutations(goal: str) -> None:
+    p = np.random.default_rng(3).random(2**5)
+    orders = list(permutations(range(5)))
+    gains = [exact.reached(p, order, goal, [1, 3, 4]) for order in orders]
+    assert exact.best(p, goal, [1, 3, 4]) == pytest.approx(max(gains))
+    order = orders[int(np.argmax(gains))]
+    kept = [p[sum(1 << patch for patch in order[:k])] for k in (1, 3, 4)]
+    removed = [p[sum(1 << patch for patch in order[k:])] for k in (1, 3, 4)]
+    expected = {"insertion": sum(kept), "deletion": -sum(removed), "both": sum(kept) - sum(removed)}
+    assert max(gains) == pytest.approx(expected[goal] / 3)
+
+
+def test_few_images_have_no_place_and_shares_are_of_searched_images() -> None:
+    """A method with few images is not ranked on a model; the ceiling is compared where it was searched."""
+    noise = np.random.default_rng(0).normal(size=60)
+    few = np.where(np.arange(60) < 8, 80.0, np.nan)
+    searched = np.where(np.arange(60) < 10, 98.0, np.nan)
+    column = {
+        "gaze_outline": 90 + noise, "random": 50 + noise, "gradsam": few, "greedy": searched,
+        "greedy:by=insertion": searched + 1,
+    }  # fmt: skip
+    column["gaze_outline"][10:] -= 40  # easier images were searched
+    measures = {measure: {"embedded": column} for measure in (REMOVAL_MEAN, *FOUR)}
+    placed = {name: values for name, values in column.items() if not name.startswith("greedy")}
+    entries = {measure: ranked([placed], "gaze_outline") for measure in measures}
+    tops = {measure: with_ceiling([column], "gaze_outline") for measure in measures}
+    board = leaderboard.Board({"embedded": panel()["embedded"]}, measures, entries, {}, tops, {}, {})
+    page = leaderboard.markdown(board)
+    (line,) = (line for line in page.splitlines() if line.startswith("| `gradsam` | ") and "few" in line)
+    assert "(few)" in line
+    share = (
+        100 * (column["gaze_outline"] - column["random"])[:10].mean() / (99 - column["random"][:10].mean())
+    )
+    assert f"| share of the ceiling, `gaze_outline` | {share:.0f} % | |" in page
+    assert shares(tops[REMOVAL_MEAN])["gaze_outline"] == pytest.approx(share)

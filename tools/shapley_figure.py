@@ -11,7 +11,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import steadygaze as sg
-from tools.docs_site.images import LEARNED, SHOWN, demo, png, row
+from tools.docs_site.images import SHOWN, demo, png, row
+
+STORED = Path(__file__).parents[1] / "docs" / "images" / "vit_shapley.png"
 
 
 def main() -> None:
@@ -21,8 +23,8 @@ def main() -> None:
     shown = demo()
     method = sg.method("vit_shapley", file=str(options.file))
     maps = sg.explain(shown.loaded.model, shown.images[:SHOWN], method=method)
-    LEARNED["vit_shapley"].write_bytes(png(row(shown, maps)))
-    print(LEARNED["vit_shapley"])
+    STORED.write_bytes(png(row(shown, maps)))
+    print(STORED)
 
 
 if __name__ == "__main__":

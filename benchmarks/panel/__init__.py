@@ -33,6 +33,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import steadygaze as sg
+from steadygaze.loading.options import read_class_names
 
 FOLDER = Path(os.path.relpath(Path(__file__).parent))  # a model is named by its path, in rows too
 DEIT = "deit_tiny_patch16_224"
@@ -83,14 +84,28 @@ class PanelModel:
         for a model of the user."""
         return {"deit_tiny": 196, "dinov2": 256}.get(self.name, 64 if self.data == "cifar10" else None)
 
-    def load(self, weights: Path | None, backbone: Path | None = None) -> sg.LoadedModel:
-        """weights: the file of DeiT-Tiny's weights; backbone: that of DINOv2 ViT-S/14."""
+    def load(
+        self,
+        weights: Path | None,
+        backbone: Path | None = None,
+        *,
+        checkpoint: Path | None = None,
+        class_names: Path | None = None,
+    ) -> sg.LoadedModel:
+        """The model, in evaluation mode.
+
+        weights: the file of DeiT-Tiny's weights; backbone: that of DINOv2 ViT-S/14
+        checkpoint, class_names: of a model of the user; with class names, a model that compares images with
+        text becomes a classifier
+        """
         if self.name == "deit_tiny":
             return sg.load_model(DEIT, checkpoint=weights)
         if self.name == "dinov2":
             return load_probe(backbone)
-        own = (FOLDER / self.name).is_dir()
-        return sg.load_model((FOLDER / self.name).as_posix() if own else self.name)
+        if (FOLDER / self.name / "train.json").is_file():
+            return sg.load_model((FOLDER / self.name).as_posix())
+        loaded = sg.load_model(self.name, checkpoint=checkpoint)
+        return loaded if class_names is None else sg.zero_shot(loaded, read_class_names(class_names))
 
 
 def load_probe(backbone: Path | None, size: int = 224) -> sg.LoadedModel:

@@ -2,16 +2,17 @@
 
     python -m benchmarks.panel --rows docs/evidence/rows/panel
         [--cifar10 FOLDER] [--imagenet FOLDER --weights FILE] [--pets FOLDER --dinov2 FILE]
-        [--models NAME,...]
+        [--models NAME,... [--checkpoint FILE] [--class-names FILE]]
         [--methods best|quick|searches|all|NAME,...] [--measures removal,saco,perturbation,localization,truth]
         [--per-class 5] [--offset 400] [--classes 40]
 
 FOLDER: CIFAR-10's test/<class>/*.png, ImageNet's val/<synset>/*, pets with masks; without it, the models of
 that data set are only printed from their rows. NAME: a model of the panel, or any model of timm or
-transformers, which is measured on --imagenet. The images of a class are those at places OFFSET, OFFSET + 1,
-... by name (ImageNet: from 0, of evenly spaced classes; pets: two of each breed, from 16). Killed runs
-resume. `localization` is of DeiT-Tiny and DINOv2 on --pets; `truth` trains two small
-ViTs on tasks whose relevant patches are known (about two minutes).
+transformers, which is measured on --imagenet: with local weights (--checkpoint), or a model that compares
+images with text with a file of ImageNet's class names, in its order (--class-names). The images of a class
+are those at places OFFSET, OFFSET + 1, ... by name (ImageNet: from 0, of evenly spaced classes; pets: two of
+each breed, from 16). Killed runs resume. `localization` is of DeiT-Tiny and DINOv2 on --pets; `truth` trains
+two small ViTs on tasks whose relevant patches are known (about two minutes).
 
 The table has one section for each model, then the mean over the models whose patches can be removed, and the
 paired differences of --reference to each method, with 95 % bootstrap intervals: images are drawn with
@@ -46,6 +47,8 @@ def main() -> None:
     parser.add_argument("--pets", type=Path, help="Oxford pets with masks and an index.csv")
     parser.add_argument("--dinov2", type=Path, help="weights of DINOv2 ViT-S/14")
     parser.add_argument("--models", type=lambda text: text.split(","), help="default: all")
+    parser.add_argument("--checkpoint", type=Path, help="weights of a model that is not of the panel")
+    parser.add_argument("--class-names", type=Path, help="its classes, if it compares images with text")
     parser.add_argument("--methods", type=lambda text: text.split(","), default=["best"])
     parser.add_argument("--measures", type=lambda text: text.split(","), default=["removal"])
     parser.add_argument("--per-class", type=int, default=5, help="images of each class of CIFAR-10")
@@ -100,7 +103,9 @@ def run(model: PanelModel, methods: list[str], kind: str, chosen: argparse.Names
         per_class, offset, limit = PETS_EACH, PETS_OFFSET, chosen.classes
     with selection(folder, per_class, offset, limit) as data:
         batch = 8 if model.data == "pets" else 20
-        measure(model, model.load(chosen.weights, chosen.dinov2), data, methods, [kind], out, batch)
+        own = {"checkpoint": chosen.checkpoint, "class_names": chosen.class_names}
+        loaded = model.load(chosen.weights, chosen.dinov2, **own)
+        measure(model, loaded, data, methods, [kind], out, batch)
 
 
 if __name__ == "__main__":

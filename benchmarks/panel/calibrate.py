@@ -27,7 +27,7 @@ IMAGES = {"cifar10": (4, 0, None), "imagenet": (1, 1, 48), "pets": (2, 14, None)
 def table(rows: list[dict[str, object]]) -> str:
     """One line for each model."""
     lines = [
-        "| model | chosen | removal score, % | default | gain over the default | images |",
+        "| model | chosen | removal score | default | gain over the default | images |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:

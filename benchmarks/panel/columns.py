@@ -35,7 +35,7 @@ def _one(index: int) -> Number:
 
 
 REMOVAL_MEAN = Measure(
-    "removal", "mean of the four removal scores, %", REMOVAL, lambda x: np.asarray(x.mean(1))
+    "removal", "mean of the four removal scores, points", REMOVAL, lambda x: np.asarray(x.mean(1))
 )
 FOUR = tuple(
     Measure(name.replace("_", " ").replace("aopc", "AOPC"), "", REMOVAL, _one(i))

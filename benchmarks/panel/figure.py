@@ -26,8 +26,8 @@ COLORS = {  # by family; what is not listed is gray
 }
 
 
-def draw(ranks: Mapping[Measure, Sequence[Entry]], path: Path, ceiling: Entry | None = None) -> None:
-    """The best methods, random, and the ceiling as a line."""
+def draw(ranks: Mapping[Measure, Sequence[Entry]], path: Path) -> None:
+    """The best methods, and random."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -40,7 +40,7 @@ def draw(ranks: Mapping[Measure, Sequence[Entry]], path: Path, ceiling: Entry | 
         1, 2, figsize=(11, 0.33 * len(shown) + 1.6), dpi=150, sharey=True,
         width_ratios=[2.2, 0.42 * max(len(others), 1)], gridspec_kw={"wspace": 0.03},
     )  # fmt: skip
-    _points(left, shown, ceiling)
+    _points(left, shown)
     _table(right, shown, others, ranks)
     figure.suptitle(
         "How faithful is an explanation? Removal of patches, mean over the panel's models",
@@ -71,7 +71,7 @@ def draw_two_ends(ranks: Mapping[Measure, Sequence[Entry]], path: Path) -> None:
         color = COLORS.get(family, "#94a3b8")
         mark = axes.scatter(*point, color=color, s=60 if method in best else 22, zorder=3)
         families.setdefault(family, mark)
-    axes.set_xlabel("removal: mean of four scores over the panel's models (%)")
+    axes.set_xlabel("removal: mean of four scores over the panel's models (points)")
     axes.set_ylabel("localization: average precision on pets, DeiT-Tiny (%)")
     axes.set_title("Two ends: faithful to the model, or an outline of the object", loc="left", weight="bold")
     axes.grid(color="#e2e8f0")
@@ -116,7 +116,7 @@ def _name_points(axes, points: Mapping[str, tuple[float, float]], best: Set[str]
         placed.append(box)
 
 
-def _points(axes, shown: Sequence[Entry], ceiling: Entry | None) -> None:  # type: ignore[no-untyped-def]
+def _points(axes, shown: Sequence[Entry]) -> None:  # type: ignore[no-untyped-def]
     families: dict[str, object] = {}
     for place, entry in enumerate(shown):
         family, cost = _known(entry.method)
@@ -133,15 +133,8 @@ def _points(axes, shown: Sequence[Entry], ceiling: Entry | None) -> None:  # typ
     axes.grid(axis="x", color="#e2e8f0")
     axes.set_axisbelow(True)
     low, high = min(e.low for e in shown), max(e.high for e in shown)
-    if ceiling is not None:
-        axes.axvline(ceiling.value, color="#0f172a", linestyle="--", linewidth=1)
-        axes.annotate(
-            "ceiling", (ceiling.value, 0.02), xycoords=("data", "axes fraction"), ha="right", fontsize=8,
-            xytext=(-3, 0), textcoords="offset points",
-        )  # fmt: skip
-        high = max(high, ceiling.value)
     axes.set_xlim(max(0, low - 2), high + 0.22 * (high - low))
-    axes.set_xlabel("mean of four removal scores (%, higher is better, 95 % intervals)")
+    axes.set_xlabel("mean of four removal scores (points, higher is better, 95 % intervals)")
     axes.annotate(
         "forwards", (1.0, -0.9), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=8,
         color="#64748b", xytext=(-4, 0), textcoords="offset points", annotation_clip=False,

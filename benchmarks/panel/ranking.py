@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steadygaze.runs.request import CEILING, SEARCHED
+from steadygaze.runs.request import CEILING, CHANCE, SEARCHED
 
 REPEATS = 2000
 Column = Mapping[str, np.ndarray]  # method -> (images,), NaN where an image was not measured
@@ -81,33 +81,38 @@ def ranked(models: Sequence[Column], reference: str, repeats: int = REPEATS) -> 
     return entries
 
 
-def ceiling_of(models: Sequence[Column], reference: str) -> Entry | None:
-    """The best that searched orders (`greedy:...`) reach on each image, as an entry without a place; None
-    unless every model has several of them.
+def with_ceiling(models: Sequence[Column], reference: str) -> list[Entry]:
+    """The methods and the ceiling, the best that searched orders (`greedy:...`) reach on each image. All are
+    of the images that were searched, of the models that have any. Empty if none has.
 
-    >>> searched = {"greedy": np.array([6.0, 4.0]), "greedy:by=deletion": np.array([5.0, 7.0])}
-    >>> column = {"good": np.array([3.0, 5.0]), **searched}
-    >>> ceiling_of([column], "good").value
-    6.5
+    >>> nan = np.nan
+    >>> searched = {"greedy": np.array([6, 4, nan]), "greedy:by=deletion": np.array([5, 7, nan])}
+    >>> entries = with_ceiling([{"good": np.arange(3.0), **searched}], "good")
+    >>> [(entry.method, entry.value) for entry in entries]
+    [('ceiling', 6.5), ('greedy:by=deletion', 6.0), ('greedy', 5.0), ('good', 0.5)]
     """
     found = []
     for column in models:
         searched = [values for name, values in column.items() if name.partition(":")[0] == SEARCHED]
-        if len(searched) < 2:
-            return None
-        found.append({reference: column[reference], CEILING: np.max(searched, axis=0)})
-    return next((entry for entry in ranked(found, reference) if entry.method == CEILING), None)
+        if len(searched) > 1:
+            best = np.max(searched, axis=0)
+            images = ~np.isnan(best)
+            found.append({name: x[images] for name, x in column.items()} | {CEILING: best[images]})
+    return ranked(found, reference) if found else []
 
 
-def share(value: float, chance: float | None, ceiling: Entry | None) -> float:
-    """(value − chance) / (ceiling − chance); NaN where one of them is missing.
+def shares(entries: Sequence[Entry]) -> dict[str, float]:
+    """(value − chance) / (ceiling − chance) of each method, in percent; empty without both.
 
-    >>> share(80.0, 50.0, Entry("ceiling", 90.0, 0.0, 0.0, (1, 1), (1, 1)))
-    0.75
+    >>> values = {"random": 50.0, "good": 80.0, "ceiling": 90.0}
+    >>> shares([Entry(name, value, 0.0, 0.0, (1, 1), (1, 1)) for name, value in values.items()])["good"]
+    75.0
     """
-    if chance is None or ceiling is None:
-        return float("nan")
-    return (value - chance) / (ceiling.value - chance)
+    values = {entry.method: entry.value for entry in entries}
+    if not {CHANCE, CEILING} <= set(values):
+        return {}
+    chance, top = values[CHANCE], values[CEILING]
+    return {name: 100 * (value - chance) / (top - chance) for name, value in values.items()}
 
 
 def _shared(column: Column, method: str, reference: str) -> bool:

@@ -56,7 +56,7 @@ class Quantity:
     """One measured or derived number.
 
     Attributes:
-        unit: "%", "nats", ...; empty for a number without one.
+        unit: "%", "points" (differences of percentages), "nats", ...; empty for a number without one.
         better: Which direction is better; "neither" for descriptive numbers.
         low: Lower end of the range of its values.
         high: Upper end of the range of its values.
@@ -65,7 +65,7 @@ class Quantity:
         summary: What it is, in one sentence.
         scale: Factor between the value in a row and the value that is shown, such as 100 for shares that are
             read in percent.
-        digits: Decimals that are shown; None: one in percent, three otherwise.
+        digits: Decimals that are shown; None: one in percent and points, three otherwise.
         combine: The data set's number from the values and details of its images.
 
     Examples:
@@ -128,5 +128,5 @@ class Quantity:
 
     def text(self, value: float) -> str:
         """A value of this quantity as it is shown, without its unit."""
-        digits = self.digits if self.digits is not None else (1 if self.unit == "%" else 3)
+        digits = self.digits if self.digits is not None else (1 if self.unit in ("%", "points") else 3)
         return f"{self.scale * value:.{digits}f}"

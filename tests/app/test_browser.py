@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import steadygaze as sg
 from helpers.browser import DESKTOP, PHONE, TIMEOUT, chromium
@@ -13,6 +14,7 @@ from steadygaze.loading.loaded import LoadedModel
 
 pytest.importorskip("gradio")
 from helpers.page import served
+from tools.static_board import static_page
 
 pytestmark = pytest.mark.browser
 IMAGE_FILE = sorted((Path(sg.__file__).parent / "assets" / "demo").glob("*.png"))[0]
@@ -239,3 +241,50 @@ def test_names_from_strangers_are_only_text(open_page: OpenPage, loaded: LoadedM
         upload(page, bad)
         expect(page.get_by_test_id("toast-body")).to_contain_text("onerror")
         assert page.evaluate("window.attacked") is None
+
+
+def test_the_page_without_a_server(browser: Any, loaded: LoadedModel, tmp_path: Path) -> None:
+    methods = ("gaze_outline", "random")
+    file, errors = tmp_path / "what_if.html", []
+    photos = {path.stem: Image.open(path) for path in IMAGE_FILE.parent.glob("*.png")}
+    file.write_text(static_page(loaded, photos, methods, orders=1), encoding="utf-8")
+    order = (
+        sg.explain(loaded, photos["cat"], method="gaze_outline").scores[0].flatten().argsort(descending=True)
+    )
+    for device in (DESKTOP, PHONE):
+        context = browser.new_context(**device, offline=True)
+        page = context.new_page()
+        page.set_default_timeout(TIMEOUT)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(file.as_uri())
+        page.locator("label", has=page.get_by_label("cat")).click()
+        board, summary = page.locator(".sg-board"), page.locator("#summary")
+        slider = page.get_by_label("Brightest patches removed")
+
+        def expect_shown(
+            count: int, board: Any = board, summary: Any = summary, slider: Any = slider
+        ) -> None:
+            expect(board).to_have_attribute("data-removed", str(count))
+            expect(summary).to_contain_text(f"{count} of {SIDE * SIDE} patches removed")
+            expect(slider).to_have_value(str(count))
+
+        slider.focus()
+        page.keyboard.press("Home")
+        expect_shown(0)
+        for _ in range(3):
+            page.keyboard.press("ArrowRight")
+        expect_shown(3)
+        touch = page.touchscreen.tap if device is PHONE else page.mouse.click
+        touch(*center(page, int(order[20])))  # it and what is brighter
+        expect_shown(21)
+        touch(*center(page, int(order[9]), "map"))  # is restored, with all that are dimmer
+        expect_shown(9)
+        before = page.locator(".sg-board path.sg-gone").first.get_attribute("d")
+        page.locator("label", has=page.get_by_label("random")).click()
+        expect_shown(9)
+        assert page.locator(".sg-board path.sg-gone").first.get_attribute("d") != before
+        page.get_by_role("button", name="Play").click()
+        expect_shown(SIDE * SIDE)
+        assert page.evaluate("document.documentElement.scrollWidth") <= device["viewport"]["width"]
+        context.close()
+    assert errors == []

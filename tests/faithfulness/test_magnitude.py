@@ -143,7 +143,7 @@ def test_completeness_by_hand():
 
 def test_what_they_declare():
     declared = {name: (METRICS[name].unit, METRICS[name].better) for name in ("saco", "srg", "completeness")}
-    assert declared == {"saco": ("", "higher"), "srg": ("%", "higher"), "completeness": ("", "lower")}
+    assert declared == {"saco": ("", "higher"), "srg": ("points", "higher"), "completeness": ("", "lower")}
     assert [METRICS[name].label for name in declared] == [
         "SaCo",
         "symmetric relevance gain",

@@ -8,20 +8,29 @@ from typing import Any
 import steadygaze as sg
 from tools.docs_site.examples import EXAMPLES
 
-PACKAGES = ("errors", "faithfulness", "losses", "methods", "models", "modules", "robustness", "training")
+PACKAGES = tuple(name for name in sg.__all__ if inspect.ismodule(getattr(sg, name)))
 PAGES = {  # page -> title, what it says, public names
     "explain": (
         "Explain",
         "Attribution maps of a model's predictions.",
         [
-            "explain", "Attribution", "Attributions", "method", "list_methods", "ask", "zero_shot", "Region",
+            "explain", "Attribution", "Attributions", "RemovalCheck", "method", "list_methods", "calibrate",
+            "Calibration", "ask", "zero_shot", "similar_to", "component", "feature_norm", "Region",
             "Detection",
+        ],
+    ),
+    "look": (
+        "Look at attention and features",
+        "What heads attend to, and what the features of patches hold.",
+        [
+            "attention", "Attention", "features", "Features", "lens", "Lens", "outliers", "Outliers",
+            "find_registers",
         ],
     ),
     "loading": (
         "Loading models",
         "From a name, a checkpoint or a module to a model that every function accepts.",
-        ["load_model", "LoadedModel", "list_models", "adapt", "ViT"],
+        ["load_model", "LoadedModel", "Preprocess", "list_models", "adapt", "ViT", "list_adapters"],
     ),
     "runs": (
         "Verify, stress, train",
@@ -41,7 +50,7 @@ PAGES = {  # page -> title, what it says, public names
             "InputError", "ImageError",
             "CheckpointError", "BrokenMapError", "RowsNotWrittenError", "ModelChangedError",
             "DamagedDataWarning", "DegenerateMapWarning",
-            "PartialMapWarning", "ImagesOutOfRangeWarning",
+            "PartialMapWarning", "ImagesOutOfRangeWarning", "MemoryUseWarning",
         ],
     ),
 }  # fmt: skip

@@ -11,15 +11,33 @@ from typing import Any
 
 import steadygaze as sg
 from steadygaze.faithfulness.metric import METRICS
-from steadygaze.methods.registry import parse_method
+from steadygaze.methods.registry import MethodInfo, parse_method
 from steadygaze.runs.suite import SUITES
 from steadygaze.training.losses import LOSSES
 from steadygaze.training.recipe import shipped_recipes
 from tools.docs_site.docstrings import to_markdown
 from tools.docs_site.equations import anchors_of, section
 from tools.docs_site.illustrations import CAPTIONS
+from tools.method_sheet import BUDGET, FOLDER
 
 UP = "../../"  # from reference/<kind>/<name>.md to docs/
+
+
+TRAINED = {  # methods that are trained first: their image in docs/images, and how it was made
+    "diffmask": (
+        "diffmask_counting.png",
+        "The counting task, in which the red patches are the evidence: gates trained for it, drawn by "
+        "patches and interpolated, beside other methods (`python -m benchmarks.diffmask counting`).",
+    ),
+    "vit_shapley": (
+        "vit_shapley.png",
+        "An explainer trained for 140 steps of 32 images of CIFAR-10 (`python tools/shapley_figure.py`); the "
+        "measurements used 750 steps.",
+    ),
+}
+UNDRAWN = {  # methods without an image, and why
+    "calibrated": "No image: `sg.calibrate` chooses for each model what this name stands for.",
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +89,7 @@ def methods() -> Iterator[Entry]:
         parts = [
             f"# `{info.name}`",
             info.summary,
-            image(f"methods/{info.name}.png", f"The map of {info.name} for the embedded model"),
+            maps(info),
             facts_table(facts),
             "## Use",
             fence(
@@ -86,6 +104,26 @@ def methods() -> Iterator[Entry]:
             equation(anchors_of(info.name, function.__module__, own)),
         ]
         yield Entry("methods", info.name, info.family, info.summary, joined(parts))
+
+
+def maps(info: MethodInfo) -> str:
+    """The method on two photographs, or on the task that it was trained for, or why there is no image."""
+    if info.name in TRAINED:
+        file, caption = TRAINED[info.name]
+        return f"![The map of {info.name}]({UP}images/{file})\n\n*{caption}*"
+    if info.name in UNDRAWN:
+        return UNDRAWN[info.name]
+    if not (FOLDER / f"{info.name}.jpg").exists():
+        return f"No image: `python tools/method_sheet.py --methods {info.name}` draws it."
+    evidence = "evidence for the predicted class" if info.class_specific else "the same map for every class"
+    shortened = (info.options.get("budget") or 0) > BUDGET
+    searched = f", a search of {BUDGET:,} forward passes" if shortened else ""
+    shown = [
+        f"![Two photographs: a cat and a cup of coffee]({UP}images/methods/photographs.jpg)",
+        f"![The maps of {info.name} on both]({UP}images/methods/{info.name}.jpg)",
+    ]
+    caption = f"*DeiT-Tiny on two photographs (CC0, of scikit-image): {evidence}{searched}.*"
+    return "\n\n".join(['<div class="pair" markdown>', "\n".join(shown), "</div>", caption])
 
 
 def metrics() -> Iterator[Entry]:

@@ -52,6 +52,20 @@ torch.Size([2, 8, 8])
 >>> type(maps).__name__, maps["gae"].scores.shape
 ('Attributions', torch.Size([2, 8, 8]))
 """,
+    "Attention": """
+>>> looked = sg.attention(loaded, images)
+>>> looked.overlay(layer=-1, head=1).mode  # of the class token, second head
+'RGB'
+""",
+    "Features": """
+>>> found = sg.features(loaded, images)
+>>> found.similarity(0, (2, 3)).shape  # of every patch to the one in row 2, column 3 of the first image
+torch.Size([2, 8, 8])
+""",
+    "Lens": """
+>>> sg.lens(loaded, images, target="cat").heads.shape  # images, layers, heads
+torch.Size([2, 6, 4])
+""",
     "list_methods": """
 >>> info = sg.list_methods()[0]
 >>> info.name, info.family, info.class_specific
@@ -87,7 +101,7 @@ torch.Size([2, 8, 8])
     "list_metrics": """
 >>> info = next(info for info in sg.list_metrics() if info.name == "insertion_aopc")
 >>> info.unit, info.better
-('%', 'higher')
+('points', 'higher')
 """,
     "stress": """
 >>> rows = sg.stress(loaded, data, suites=["occlusion"])

@@ -88,44 +88,12 @@ def generated_pages() -> dict[str, str | bytes]:
         result[f"reference/{kind}/index.md"] = entries.index(kind, every)
     result |= api.pages()
     result |= commands.pages()
-    result["reference/gallery.md"] = gallery(sorted(drawn))
     for source, path in OUTSIDE.items():
         result[path] = (ROOT / source).read_text(encoding="utf-8")
     result |= {f"reference/images/{path}": content for path, content in images.items()}
     result[LOCAL_SHIM] = Path(__file__).with_name("search_from_disk.js").read_bytes()
+    result["assets/site.css"] = Path(__file__).with_name("site.css").read_bytes()
     return result
-
-
-def gallery(drawn: list[str]) -> str:
-    """Every figure: those of the documents, then what the build drew."""
-    lines = [
-        "# Gallery",
-        "",
-        "Figures of the documents, then every method on one demo image of the embedded model.",
-    ]
-    for figure in sorted((ROOT / "docs" / "images").glob("*.png")):
-        lines += [
-            "",
-            f"**{figure.stem.replace('_', ' ')}**",
-            "",
-            f"![{figure.stem}](../images/{figure.name})",
-        ]
-    for kind, title in (
-        ("methods", "Methods"),
-        ("suites", "Suites"),
-        ("losses", "Losses"),
-        ("metrics", "Metrics"),
-    ):
-        lines += ["", f"## {title}", ""]
-        for path in (path for path in drawn if path.startswith(f"reference/images/{kind}/")):
-            name = PurePosixPath(path).stem
-            lines += [
-                f"[`{name}`]({kind}/{name}.md)",
-                "",
-                f"![{name}](images/{kind}/{PurePosixPath(path).name})",
-                "",
-            ]
-    return "\n".join(lines) + "\n"
 
 
 def _without_missing(body: str, drawn: set[str]) -> str:

@@ -20,10 +20,6 @@ from steadygaze.training.tokencut import tokencut
 
 SIDE, LINE = 256, 30  # pixels of a tile, and of the text below it
 CAPTIONS = {  # kind/name -> how the image was made
-    "methods/diffmask": "The counting task, in which the red patches are the evidence: gates trained for it, "
-    "drawn by patches and interpolated, beside other methods (`python -m benchmarks.diffmask counting`).",
-    "methods/vit_shapley": "An explainer trained for 140 steps of 32 images of CIFAR-10 "
-    "(`python tools/shapley_figure.py`); the measurements used 750 steps.",
     "suites/shift": "Drawn from a demo image: corruptions as in `imagenet-c`. The suite reads the published "
     "images.",
     "suites/cue_conflict": "Drawn from demo images: the Fourier phase of the first with the amplitudes of "

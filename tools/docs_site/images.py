@@ -19,22 +19,15 @@ from PIL import Image
 from torch import Tensor
 
 import steadygaze as sg
-from steadygaze.methods.registry import unavailable
 from steadygaze.results.attribution import Attribution
 from steadygaze.runs.samples import read_index
 from steadygaze.training.losses import LOSSES, LossBatch, LossSetup
 from tools.docs_site.illustrations import illustrations
 
-STORED = Path(__file__).parents[2] / "docs" / "images"
-LEARNED = {  # methods that are trained first, which takes minutes: their images are stored
-    "diffmask": STORED / "diffmask_counting.png",  # python -m benchmarks.diffmask counting
-    "vit_shapley": STORED / "vit_shapley.png",  # python tools/shapley_figure.py
-}
 SIDE, GAP = 256, 12
 WIDE = 500  # pixels: a sheet of several images
-SHOWN = 1  # images of a method's page
+SHOWN = 1  # images of a loss's page
 COMPARED = ("gaze_removal", "gae", "rollout", "gradcam", "random")
-SEARCH_BUDGET = 64  # forward passes of a search: enough for an image, far too few for a measurement
 STRESS_OPTIONS: Mapping[str, dict[str, Any]] = {"corruptions": {"severities": (3,)}}
 
 
@@ -61,22 +54,6 @@ def demo() -> Demo:
     masks = torch.zeros(len(images), height, width)
     masks[:, height // 4 : -height // 4, width // 4 : -width // 4] = 1
     return Demo(loaded, images, labels, masks)
-
-
-def method_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
-    """(file, PNG) of every method: the image beside its map."""
-    vit = sg.adapt(shown.loaded.model)
-    names = [info.name for info in sg.list_methods()]
-    able = [name for name in names if not unavailable(sg.method(name), vit)]
-    yield from ((f"methods/{name}.png", path.read_bytes()) for name, path in LEARNED.items())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # maps without any evidence are shown as they are
-        for name in able:
-            if name in LEARNED:
-                continue
-            options = {"budget": SEARCH_BUDGET} if "budget" in dict(sg.method(name).base.options) else {}
-            maps = sg.explain(vit, shown.images[:SHOWN], method=sg.method(name, **options))
-            yield f"methods/{name}.png", png(row(shown, maps))
 
 
 def metric_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
@@ -228,7 +205,7 @@ def all_images(cache: Path | None = None) -> dict[str, bytes]:
             p.relative_to(kept).as_posix(): p.read_bytes() for p in sorted(kept.rglob("*.*")) if p.is_file()
         }
     shown = demo()
-    makers = (method_images, loss_images, suite_images, metric_images)
+    makers = (loss_images, suite_images, metric_images)
     images = {path: content for maker in makers for path, content in maker(shown)}
     if kept is not None:
         for path, content in images.items():
@@ -239,10 +216,10 @@ def all_images(cache: Path | None = None) -> dict[str, bytes]:
 
 
 def _package_hash() -> str:
-    """Of the package's code, of this folder and of stored images: what the images depend on."""
+    """Of the package's code and of this folder: what the images depend on."""
     package = Path(sg.__file__).parent
     digest = sha256()
-    for path in sorted([*Path(__file__).parent.glob("*.py"), *LEARNED.values()]):
+    for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     for path in sorted(package.rglob("*.py")):
         digest.update(path.read_bytes())

@@ -84,7 +84,7 @@ class ExplainOptions(options.ModelOptions):
         declare(
             METHODS,
             "Also measure each map: remove its patches, compare with random orders, and print what happens; "
-            "about 15 forward passes for the first method, 5 for each further one.",
+            "about ten forward passes for the first method, five for each further one.",
             "--check",
         ),
     ] = False

@@ -195,11 +195,11 @@ def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
     return {name: replace(one, note=hiding_note(given)) for name, one in values.items()}
 
 
-def _entry(name: str, low: float, high: float, summary: str, curve: Curve) -> Metric:
+def _entry(name: str, unit: str, low: float, high: float, summary: str, curve: Curve) -> Metric:
     area_text = "area under the curve over the ratios, by token removal"
     return Metric(
         name,
-        "%",
+        unit,
         "higher",
         low,
         high,
@@ -234,6 +234,7 @@ add_metrics(
     [
         _entry(
             "insertion_accuracy",
+            "%",
             0,
             100,
             "correct predictions from the top k patches alone",
@@ -241,6 +242,7 @@ add_metrics(
         ),
         _entry(
             "deletion_accuracy",
+            "%",
             0,
             100,
             "100 − correct predictions without the top k patches",
@@ -248,13 +250,15 @@ add_metrics(
         ),
         _entry(
             "insertion_aopc",
+            "points",
             0,
             200,
-            "100 − probability lost with the top k patches alone",
+            "100 − probability lost with the top k patches alone, above 100 if it rises",
             Curve(KEPT, LOST, "lower is better"),
         ),
         _entry(
             "deletion_aopc",
+            "points",
             -100,
             100,
             "probability lost without the top k patches",
@@ -262,7 +266,7 @@ add_metrics(
         ),
         Metric(
             SYMMETRIC,
-            "%",
+            "points",
             "higher",
             -100,
             100,

@@ -43,7 +43,7 @@ class Calibration:
         weights: First 16 hex digits of the SHA-256 of its weights.
         chosen_on: Number of images that the method was chosen on.
         reported_on: Number of other images that the scores below are of.
-        scores: Mean of the four removal scores by method, on those other images, %; higher is better.
+        scores: Mean of the four removal scores by method, on those other images, points; higher is better.
         gain: The method minus the default, on those other images: mean, and the ends of its 95 % interval.
 
     Examples:
@@ -105,7 +105,7 @@ class Calibration:
         mean, low, high = self.gain
         lines = [
             f"{self.model}: {self.name}, chosen on {self.chosen_on} images",
-            f"removal score on {self.reported_on} other images, %:",
+            f"removal score on {self.reported_on} other images, points:",
             *(f"  {name:<24} {score:5.1f}" for name, score in _best_first(self.scores)),
             f"against the default: {mean:+.1f} [{low:+.1f}, {high:+.1f}]",
         ]

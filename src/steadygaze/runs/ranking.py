@@ -131,7 +131,7 @@ NUMBERS = 2**24  # values that are resampled at a time
 IDENTITY = ("model", "weights")  # what identifies the rows of a model
 OVERALL = Quantity(
     "removal_mean",
-    "%",
+    "points",
     label="mean of removal scores",
     summary="of each image; methods are ranked by it",
 )
