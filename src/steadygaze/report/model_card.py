@@ -140,9 +140,11 @@ def library_of(model: str) -> str:
         return "transformers"
     if slash or ":" in model:
         return ""
-    import timm
+    from steadygaze.loading.load import list_models
 
-    return "timm" if timm.is_model(model) and timm.get_pretrained_cfg(model) is not None else ""
+    architecture = model.partition(".")[0]  # without the tag of the weights
+    libraries = [info.library for info in list_models(architecture) if info.name == architecture]
+    return "timm" if libraries == ["timm"] else ""
 
 
 def _interval(card: Any, change: Change) -> tuple[float, float]:
