@@ -28,7 +28,7 @@ from PIL import Image
 import steadygaze as sg
 from steadygaze.data.images import images_in
 from steadygaze.data.label_maps import find_label_maps
-from steadygaze.robustness.segmentation import mean_miou, retention
+from steadygaze.robustness.mean_miou import mean_miou, retention
 from steadygaze.runs.suites.segmentation import set_numbers
 from steadygaze.training.recipe import read_recipe
 

@@ -14,7 +14,7 @@ import yaml
 from PIL import Image
 
 import steadygaze as sg
-from steadygaze.training.recipe import shipped_recipes
+from steadygaze.training.recipe_files import shipped_recipes
 from tools.docs_site import api, commands
 from tools.docs_site.docstrings import to_markdown
 from tools.docs_site.entries import TRAINED, UNDRAWN, Entry, all_entries

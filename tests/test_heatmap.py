@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 from steadygaze.errors import InputError
+from steadygaze.quantity import percent
 from steadygaze.results.attribution import Attribution, comparison_grid, overlay_name
 from steadygaze.results.drawing import COOL, WARM, Row, paint, ramp, robust_scale, tile, to_pil_image
-from steadygaze.target import percent
 
 
 def attribution(scores: torch.Tensor, **other) -> Attribution:

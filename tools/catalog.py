@@ -1,4 +1,4 @@
-"""Write src/steadygaze/assets/catalog.json, which the listings of the command line show without torch.
+"""Write src/steadygaze/assets/catalog.json, which listings and reports show without torch.
 
 python tools/catalog.py          # write the file
 python tools/catalog.py --check  # exit 1 if it is out of date
@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import steadygaze as sg
-from steadygaze.training.recipe import read_recipe, shipped_recipes
+from steadygaze.faithfulness.metric import METRICS, in_table_order, metric
+from steadygaze.runs.settings import metric_record
+from steadygaze.training.recipe import read_recipe
+from steadygaze.training.recipe_files import shipped_recipes
 
 OUT = Path(__file__).parents[1] / "src" / "steadygaze" / "assets" / "catalog.json"
 
@@ -39,6 +42,10 @@ def content() -> str:
             "is_measured": recipe.is_measured,
         }
         for name, recipe in recipes.items()
+    ]
+    made["quantities"] = [
+        {**metric_record(m), "family": m.family, "curve": None if m.curve is None else asdict(m.curve)}
+        for m in map(metric, in_table_order(METRICS))
     ]
     return json.dumps(made, indent=1, ensure_ascii=False, default=str) + "\n"
 

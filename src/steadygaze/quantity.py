@@ -41,6 +41,14 @@ def pooled(values: Any, details: Sequence[Any]) -> float:
     return float(100 * (total[:, 0] / total[:, 1]).mean()) if len(total) else float("nan")
 
 
+def iou_from_counts(correct: Any, predicted: Any, true: Any) -> Any:
+    """correct / (predicted + true − correct), NaN for a class that does not occur; of tensors or arrays."""
+    import numpy as np
+
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return correct / (predicted + true - correct)
+
+
 def plural(count: int, noun: str, plural_noun: str = "") -> str:
     """A number of things.
 
@@ -49,6 +57,19 @@ def plural(count: int, noun: str, plural_noun: str = "") -> str:
         ('1 image', '2 images', '2 classes')
     """
     return f"{count} {noun if count == 1 else plural_noun or noun + 's'}"
+
+
+def percent(probability: float | None) -> str:
+    """A probability as text: "62 %", "99.7 %", "0.3 %".
+
+    Examples:
+        >>> percent(0.934)
+        '93 %'
+    """
+    if probability is None:
+        return ""
+    share = 100 * probability
+    return f"{share:.0f} %" if 1 <= share < 99 else f"{share:.1f} %"
 
 
 @dataclass(frozen=True)
@@ -130,3 +151,12 @@ class Quantity:
         """A value of this quantity as it is shown, without its unit."""
         digits = self.digits if self.digits is not None else (1 if self.unit in ("%", "points") else 3)
         return f"{self.scale * value:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How the report draws the details of a metric, which are a curve over the ratios."""
+
+    title: str
+    axis: str
+    better: str

@@ -21,13 +21,14 @@ from importlib import import_module
 from pathlib import Path
 from threading import RLock
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from steadygaze.errors import InputError, SteadygazeError, UnknownNameError
 
 GROUP = "steadygaze.plugins"
 Entry = TypeVar("Entry")
 PLUGIN_FILES: list[Path] = []  # of `--plugin`, in this process
+REGISTRIES: dict[str, Registry[Any]] = {}  # by kind, of the modules that were imported so far
 _PLUGINS_LOADED = False
 _LOCK = RLock()
 
@@ -56,6 +57,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         self._entries: dict[str, Entry] = {}
         self._origins: dict[str, str] = {}
         self._loaded = False
+        REGISTRIES[kind] = self
 
     def load(self) -> None:
         """Import the modules of the built-in entries, and the plugins, once."""
@@ -120,6 +122,16 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def __len__(self) -> int:
         self.load()
         return len(self._entries)
+
+
+def catalog() -> dict[str, list[dict[str, Any]]]:
+    """Read the descriptions of built-in entries that tools/catalog.py wrote, for listings and reports."""
+    import json
+    from importlib.resources import files
+
+    text = (files("steadygaze") / "assets" / "catalog.json").read_text(encoding="utf-8")
+    entries: dict[str, list[dict[str, Any]]] = json.loads(text)
+    return entries
 
 
 def is_built_in(origin: str | None) -> bool:

@@ -31,6 +31,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from steadygaze.errors import InputError, UnknownNameError
+from steadygaze.quantity import percent
 
 Outputs = Literal["classes", "labels", "values", "features"]
 Task = Literal["classification", "multilabel", "regression"]
@@ -216,19 +217,6 @@ def summarize(outputs: Outputs, numbers: Sequence[float], names: Sequence[str] |
     texts = [describe(outputs, i, numbers[i], names, alone=len(numbers) == 1) for i in chosen]
     text = texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
     return f"none above {PRESENT}; {text}" if outputs == "labels" and numbers[best] <= PRESENT else text
-
-
-def percent(probability: float | None) -> str:
-    """A probability as text: "62 %", "99.7 %", "0.3 %".
-
-    Examples:
-        >>> percent(0.934)
-        '93 %'
-    """
-    if probability is None:
-        return ""
-    share = 100 * probability
-    return f"{share:.0f} %" if 1 <= share < 99 else f"{share:.1f} %"
 
 
 def check_score(score: str, outputs: Outputs) -> str:

@@ -75,7 +75,7 @@ def test_listings_fit(command, names):
 
 
 def test_suites_and_recipes_fit():
-    from steadygaze.training.recipe import shipped_recipes
+    from steadygaze.training.recipe_files import shipped_recipes
 
     output = run("suites")
     check(output, [])
@@ -85,7 +85,8 @@ def test_suites_and_recipes_fit():
 
 
 def test_recipes_that_were_not_measured_are_listed_on_request():
-    from steadygaze.training.recipe import read_recipe, shipped_recipes
+    from steadygaze.training.recipe import read_recipe
+    from steadygaze.training.recipe_files import shipped_recipes
 
     unmeasured = [name for name in shipped_recipes() if read_recipe(name).result.startswith("not measured")]
     listed, everything = run("train", "--list"), run("train", "--list", "--all")

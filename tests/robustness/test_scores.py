@@ -8,7 +8,7 @@ import pytest
 from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS, PERTURBATIONS
 from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.robustness import scores
-from steadygaze.robustness.sequences import NOISE
+from steadygaze.robustness.protocols import STILL
 
 MEANS = {  # AlexNet's published mean errors
     "gaussian_noise": 0.886428, "shot_noise": 0.894468, "impulse_noise": 0.922640, "defocus_blur": 0.819880,
@@ -107,7 +107,7 @@ def test_flip_probability_by_hand():
 
 
 def naive_pairs(frames: int, name: str, difficulty: int) -> list[tuple[int, int]]:
-    if name in NOISE:
+    if name in STILL:
         return [(0, frame) for frame in range(1, frames)]
     pairs = []
     for start in range(difficulty):

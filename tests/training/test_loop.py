@@ -18,7 +18,8 @@ from steadygaze.training import loop
 from steadygaze.training import run_files as files
 from steadygaze.training.images import TrainingImages, select_images
 from steadygaze.training.model import build_recipe_model
-from steadygaze.training.recipe import Augment, make_recipe, read_recipe, shipped_recipes
+from steadygaze.training.recipe import Augment, make_recipe, read_recipe
+from steadygaze.training.recipe_files import shipped_recipes
 from steadygaze.training.run_files import TrainingStoppedError, seeded
 from steadygaze.training.sampling import StepSampler
 

@@ -18,7 +18,8 @@ import steadygaze as sg
 from helpers.training import attempt, content
 from steadygaze.cli import app
 from steadygaze.training import loop
-from steadygaze.training.recipe import make_recipe, read_recipe, shipped_recipes
+from steadygaze.training.recipe import make_recipe, read_recipe
+from steadygaze.training.recipe_files import shipped_recipes
 
 VALUES: list[Any] = [
     None,

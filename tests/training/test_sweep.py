@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from helpers.training import MODEL
 from steadygaze.cli import app
-from steadygaze.training.recipe import shipped_recipes
+from steadygaze.training.recipe_files import shipped_recipes
 from steadygaze.training.sweep import parse_grid, read_sweep
 
 RECIPE = f"""

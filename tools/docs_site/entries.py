@@ -14,7 +14,7 @@ from steadygaze.faithfulness.metric import METRICS
 from steadygaze.methods.registry import MethodInfo, parse_method
 from steadygaze.runs.suite import SUITES
 from steadygaze.training.losses import LOSSES
-from steadygaze.training.recipe import shipped_recipes
+from steadygaze.training.recipe_files import shipped_recipes
 from tools.docs_site.docstrings import to_markdown
 from tools.docs_site.equations import anchors_of, section
 from tools.docs_site.illustrations import CAPTIONS

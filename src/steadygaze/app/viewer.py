@@ -33,11 +33,12 @@ from steadygaze.methods.explain import explain
 from steadygaze.methods.learned import with_files
 from steadygaze.methods.registry import Method, parse_method
 from steadygaze.progress import OnProgress, ignore_progress
+from steadygaze.quantity import percent
 from steadygaze.results.attribution import Attribution
 from steadygaze.results.check import draw_check, stack
 from steadygaze.results.drawing import to_pil_image
 from steadygaze.runs.plan import choose
-from steadygaze.target import NOUNS, Outputs, percent, predictions, summarize
+from steadygaze.target import NOUNS, Outputs, predictions, summarize
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.removal import HidingMode, available_hiding, ranking, subset_logits
 from steadygaze.vit.view import ViT

@@ -26,6 +26,7 @@ from steadygaze.cli.options import (
     takes,
 )
 from steadygaze.cli.output import STYLE, Column, guarded, print_line, print_table, progress_bar, stderr, wide
+from steadygaze.cli.paths import check_paths
 from steadygaze.cli.verify import print_masked_models
 from steadygaze.methods.registry import DEFAULT
 from steadygaze.quantity import plural
@@ -81,13 +82,17 @@ def compare_models(
     Example: steadygaze compare-models run-before run-after
     Example: steadygaze compare-models before0,before1,before2 after0,after1,after2 -o compare.html
     """
+    from steadygaze.runs.rows import read_run
+
+    folders = [_folders(before), _folders(after)]
+    for folder in (folder for side in folders for folder in side):
+        read_run(folder)  # before the models' code is imported
     from steadygaze.report.comparison import write_comparison
     from steadygaze.report.pages import records_csv, write_all
     from steadygaze.runs.compare import compare
     from steadygaze.runs.statistics import small_sample_note, told_apart
 
     console = wide()
-    folders = [_folders(before), _folders(after)]
     with progress_bar(stderr()) as on_progress:
         comparison = compare(folders[0], folders[1], setting=setting, on_progress=on_progress)
     one, two = comparison.before[0], comparison.after[0]
@@ -288,6 +293,12 @@ def card(
     Example: steadygaze card deit_tiny_patch16_224 run -d imagenet/val -n 500
     Example: steadygaze card vit_tiny@a.safetensors vit_tiny@b.safetensors -d photos -o card
     """
+    for side in (before, after):
+        model, _, file = side.partition("@")
+        if not Path(side).exists():
+            check_paths({"model": model, "checkpoint": file or None})
+        if not (Path(side) / "stress" / "run.json").is_file():  # not measured yet
+            check_paths({"data": data, "masks": masks})
     from steadygaze.runs.before_after import SUITES as DEFAULT_SUITES
     from steadygaze.runs.before_after import CardRequest, measure_sides
 

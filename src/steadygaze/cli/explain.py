@@ -16,6 +16,7 @@ import typer
 from steadygaze.cli import options
 from steadygaze.cli.options import DATA, METHODS, OUTPUT, declare, declare_out, split_methods, takes
 from steadygaze.cli.output import Interruptions, print_line, progress_bar, stderr, stdout
+from steadygaze.cli.paths import check_images, check_paths
 from steadygaze.errors import BrokenMapError, ImageError, InputError
 from steadygaze.methods.registry import DEFAULT, Method, parse_method
 from steadygaze.progress import OnProgress, Progress
@@ -162,6 +163,8 @@ def explain(
     Example: steadygaze explain cat.jpg -m facebook/dinov2-base --similar-to other.jpg
     Example: steadygaze explain street.jpg -m ./segformer --region point=120,80 --target road
     """
+    check_paths(values)
+    check_images(images, skipped=True)
     raise typer.Exit(run(ExplainOptions(images=images, **values)))
 
 
@@ -502,7 +505,8 @@ def print_predictions(results: Results, console: Console) -> None:
     from rich.markup import escape
     from rich.table import Column, Table
 
-    from steadygaze.target import percent, predictions, summarize
+    from steadygaze.quantity import percent
+    from steadygaze.target import predictions, summarize
 
     if results.outputs == "features":
         print_line(console, f"no classifier: the model gives {results.class_count} features of each image")

@@ -34,21 +34,11 @@ def listed(kind: str, read: Callable[[], Sequence[Any]]) -> list[Any]:
     is registered."""
     from importlib.metadata import entry_points
 
-    from steadygaze.registry import GROUP, PLUGIN_FILES
+    from steadygaze.registry import GROUP, PLUGIN_FILES, catalog
 
     if PLUGIN_FILES or entry_points(group=GROUP):
         return list(read())
     return [SimpleNamespace(**entry) for entry in catalog()[kind]]
-
-
-def catalog() -> dict[str, list[dict[str, Any]]]:
-    """What tools/catalog.py wrote: methods, metrics, suites, losses and recipes."""
-    import json
-    from importlib.resources import files
-
-    text = (files("steadygaze") / "assets" / "catalog.json").read_text(encoding="utf-8")
-    entries: dict[str, list[dict[str, Any]]] = json.loads(text)
-    return entries
 
 
 def methods(*, as_json: Json = False) -> None:

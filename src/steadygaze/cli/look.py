@@ -15,6 +15,7 @@ import typer
 from steadygaze.cli import options
 from steadygaze.cli.options import DATA, METHODS, OUTPUT, declare, declare_out, takes
 from steadygaze.cli.output import print_line, progress_bar, stderr, stdout
+from steadygaze.cli.paths import check_images, check_paths
 from steadygaze.errors import ImageError, InputError
 from steadygaze.files import write_atomic, write_png
 from steadygaze.progress import Progress
@@ -123,6 +124,8 @@ def attention(images: Images, **values: Any) -> None:
     Example: steadygaze attention cat.jpg -m deit_tiny_patch16_224 --layer -1 --heads all --query class -o out
     Example: steadygaze attention photos -m deit_tiny_patch16_224 --layer 8 --heads 2 --query 6,7 --gif
     """
+    check_paths(values)
+    check_images(images, skipped=True)
     from steadygaze.look.attention import attention as read_attention
 
     request = AttentionOptions(images=images, **values)
@@ -181,6 +184,8 @@ def features(images: Images, **values: Any) -> None:
     Example: steadygaze features cat.jpg dog.jpg -m deit_tiny_patch16_224 -o out
     Example: steadygaze features photos -m deit_tiny_patch16_224 --point 6,7 -o out
     """
+    check_paths(values)
+    check_images(images, skipped=False)
     from steadygaze.look.features import SHOWN
     from steadygaze.look.features import features as read_features
 
@@ -215,6 +220,8 @@ def outliers(images: Images, **values: Any) -> None:
 
     Example: steadygaze outliers photos -m vit_small_patch14_dinov2 --num-classes 0 -o out
     """
+    check_paths(values)
+    check_images(images, skipped=False)
     from steadygaze.look.features import SHOWN
     from steadygaze.look.outliers import outliers as find_outliers
 
@@ -254,6 +261,8 @@ def lens(images: Images, **values: Any) -> None:
     Example: steadygaze lens cat.jpg -m deit_tiny_patch16_224 -o out
     Example: steadygaze lens photos -m deit_tiny_patch16_224 --target tabby -o out
     """
+    check_paths(values)
+    check_images(images, skipped=True)
     import pandas as pd
 
     from steadygaze.look.lens import lens as read_lens

@@ -599,8 +599,11 @@ def model_options(
     model_kwargs: Sequence[str] | None,
 ) -> dict[str, Any]:
     """Return the arguments of `load_model` that the user gave."""
-    from steadygaze.loading.options import parse_model_kwargs
+    arguments = None
+    if model_kwargs:
+        from steadygaze.loading.options import parse_model_kwargs
 
+        arguments = parse_model_kwargs(split_names(model_kwargs)) or None
     sides = split_numbers(image_size, "image_size")
     given = {
         "class_names": class_names,
@@ -609,7 +612,7 @@ def model_options(
         else [int(side) for side in sides * (2 if len(sides) == 1 else 1)],
         "mean": split_numbers(mean, "mean"),
         "std": split_numbers(std, "std"),
-        "model_kwargs": parse_model_kwargs(split_names(model_kwargs)) or None,
+        "model_kwargs": arguments,
     }
     return {name: value for name, value in given.items() if value is not None}
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from steadygaze.cli import options
 from steadygaze.cli.options import LIMITS, SERVER, ModelOptions, declare, takes
 from steadygaze.cli.output import print_line, stdout
+from steadygaze.cli.paths import check_paths
 from steadygaze.errors import InputError
 
 UPLOADS = "GRADIO_TEMP_DIR"  # the environment variable by which gradio finds its folder
@@ -70,6 +71,7 @@ def serve(
     Example: steadygaze app
     Example: steadygaze app -m deit_small_patch16_224 --port 8080 --open
     """
+    check_paths({"model": model, "calibration": calibration, **values})
     from steadygaze.app import Limits, page
     from steadygaze.data.decoding import end_decoding
     from steadygaze.loading.ask import as_classifier

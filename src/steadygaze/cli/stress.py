@@ -20,6 +20,7 @@ from steadygaze.cli.output import (
     progress_bar,
     wide,
 )
+from steadygaze.cli.paths import check_paths
 from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.quantity import plural
 from steadygaze.runs.request import SUITE_OPTIONS, StressRequest
@@ -44,6 +45,7 @@ def stress(context: typer.Context, **values: Any) -> None:
     Example: steadygaze stress -m resnet50 -d imagenet/val -n 500 --suites corruptions --severities 3 -o run
     Example: steadygaze stress -m deit_small_patch16_224 --suites shift:imagenet-a=imagenet-a -o run
     """
+    check_paths(values)
     from steadygaze.runs.loop import Pace
     from steadygaze.runs.stress import prepare_stress, run_stress
     from steadygaze.untrusted import damaged_files

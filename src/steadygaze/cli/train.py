@@ -103,8 +103,7 @@ def train(
     if list_recipes:
         print_recipes(list_all)
         return
-    from steadygaze.training.loop import train as train_recipe
-    from steadygaze.training.recipe import read_recipe, recipe_text
+    from steadygaze.training.recipe_files import recipe_text
 
     numbers = DryRun(**values).numbers
     if list_all:
@@ -112,9 +111,13 @@ def train(
     if recipe is None:
         raise typer.BadParameter("expected a recipe: a TOML file, or a name from `steadygaze train --list`")
     _check_show(show, settings)
+    text = recipe_text(recipe)  # an unknown name is an error before torch is imported
+    from steadygaze.training.loop import train as train_recipe
+    from steadygaze.training.recipe import read_recipe
+
     if show:
         read_recipe(recipe, allow_pipe=True)  # an error if it is not valid
-        print(recipe_text(recipe), end="")
+        print(text, end="")
         return
     changes = parse_settings(settings or [])
     if not values["dry_run"]:
@@ -153,7 +156,7 @@ def _check_show(show: bool, settings: list[str] | None) -> None:
 
 def print_recipes(list_all: bool) -> None:
     """Print the shipped recipes with their cost and measured results, or only the measured ones."""
-    from steadygaze.cli.lists import catalog
+    from steadygaze.registry import catalog
 
     recipes = catalog()["recipes"]
     shown = [recipe for recipe in recipes if list_all or recipe["is_measured"]]
@@ -176,7 +179,7 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
         >>> parse_settings(["seed=1", "data.train=some/folder", "optimizer.betas=[0.9, 0.95]"])
         {'seed': 1, 'data.train': 'some/folder', 'optimizer.betas': [0.9, 0.95]}
     """
-    from steadygaze.training.recipe import parse_value
+    from steadygaze.training.recipe_files import parse_value
 
     changes: dict[str, Any] = {}
     for text in settings:
@@ -285,9 +288,7 @@ def sweep(
     """
     from steadygaze.report.pages import write_sweep
     from steadygaze.runs.shards import parse_shard
-    from steadygaze.runs.sweep import plan_runs, run_sweep, summarize
-    from steadygaze.training.recipe import recipe_text
-    from steadygaze.training.sweep import parse_grid, read_sweep
+    from steadygaze.training.recipe_files import recipe_text
 
     part = parse_shard(shard)
     if list_sweeps:
@@ -296,9 +297,13 @@ def sweep(
     if recipe is None:
         raise typer.BadParameter("expected a recipe or sweep: a TOML file, or a name from --list")
     _check_show(show, settings)
+    text = recipe_text(recipe, "sweep", "recipe")  # an unknown name is an error before torch is imported
+    from steadygaze.runs.sweep import plan_runs, run_sweep, summarize
+    from steadygaze.training.sweep import parse_grid, read_sweep
+
     if show:
         read_sweep(recipe, allow_pipe=True)  # an error if it is not valid
-        print(recipe_text(recipe, "sweep", "recipe"), end="")
+        print(text, end="")
         return
     folder = out or Path("steadygaze-sweep") / Path(recipe).stem
     console, notes = stdout(WIDTH), stderr()
@@ -412,7 +417,7 @@ def print_sweep_estimate(
 
 def print_sweeps() -> None:
     """Print the shipped sweeps."""
-    from steadygaze.training.recipe import shipped_recipes
+    from steadygaze.training.recipe_files import shipped_recipes
     from steadygaze.training.sweep import read_sweep
 
     rows: list[tuple[list[str], str]] = []

@@ -37,6 +37,7 @@ from steadygaze.cli.output import (
     stdout,
     wide,
 )
+from steadygaze.cli.paths import check_images, check_paths
 from steadygaze.errors import InputError
 from steadygaze.methods.registry import forward_passes
 from steadygaze.quantity import plural
@@ -68,6 +69,7 @@ def verify(**values: Any) -> None:
     Example: steadygaze verify --suite mosaics -m embedded -d photos --methods gae,gaze
     Example: steadygaze verify --suite funnybirds -m runs/birds -d FunnyBirds --methods gae,gaze -o run
     """
+    check_paths(values)
     from steadygaze.runs.verify import prepare_verify, run_verify
     from steadygaze.untrusted import damaged_files
 
@@ -189,6 +191,8 @@ def calibrate(
     Example: steadygaze calibrate photos -m deit_tiny_patch16_224 -o calibration.json
     Example: steadygaze explain cat.jpg -m embedded --method calibrated --calibration calibration.json
     """
+    check_paths(values)
+    check_images(images, skipped=False)
     from steadygaze.data.images import find_images
     from steadygaze.faithfulness.calibrate import calibrate as search
 

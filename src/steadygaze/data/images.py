@@ -30,12 +30,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
-from torch import Tensor
 
 from steadygaze.data.decoding import (
     FORMATS,
@@ -49,6 +47,9 @@ from steadygaze.data.decoding import (
     to_rgb,
 )
 from steadygaze.errors import ImageError, InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor  # paths are found and checked without torch
 
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 IMAGE_KINDS = "a path, a PIL image or a numpy array (H, W, 3) of uint8"
@@ -294,6 +295,8 @@ def source_hash(source: Source) -> str:
 
 def tensor_hash(*tensors: Tensor | None) -> str:
     """The hash of the dtype, shape and bytes of these tensors; None is skipped."""
+    import torch
+
     hashed = hashlib.sha256()
     for x in tensors:
         if x is not None:

@@ -31,7 +31,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +38,7 @@ from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor
 
+from steadygaze.data.datasets.acdc import ACDC, ACDC_CONDITIONS
 from steadygaze.data.datasets.tree import subfolders
 from steadygaze.data.folders import ClassLookup, Item, interleave
 from steadygaze.data.images import images_in
@@ -54,6 +54,7 @@ from steadygaze.data.masks import (
     voc_stems,
 )
 from steadygaze.errors import ImageError, InputError
+from steadygaze.quantity import iou_from_counts
 from steadygaze.untrusted import read_text
 
 IGNORED = 255  # value of pixels that are not counted
@@ -90,15 +91,6 @@ def confusion(
 def overlaps(counts: Int[Tensor, "*b c c"]) -> Int[Tensor, "*b 3 c"]:
     """Number of pixels of each class that are correct, predicted, and true: all that IoU needs."""
     return torch.stack([counts.diagonal(dim1=-2, dim2=-1), counts.sum(-2), counts.sum(-1)], -2)
-
-
-def iou_from_counts(correct: Any, predicted: Any, true: Any) -> Any:
-    """correct / (predicted + true − correct), NaN for a class that does not occur; of tensors or arrays."""
-    union = predicted + true - correct
-    if isinstance(union, Tensor):
-        return correct / union
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return correct / union
 
 
 def iou(counts: Int[Tensor, "*b c c"]) -> Float[Tensor, "*b c"]:
@@ -138,8 +130,6 @@ CITYSCAPES = (
 )
 CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)  # their labelIds
 ADE20K_CLASSES = 150
-ACDC = "ACDC"
-ACDC_CONDITIONS = ("fog", "night", "rain", "snow")
 
 
 @dataclass(frozen=True)
@@ -271,11 +261,6 @@ def _from_acdc(root: Path, part: str) -> SegmentationImages:
         conditions.append(items)
     decode = _decode_ids(class_ids[kind or "labelTrainIds"])
     return _with_maps(interleave(conditions), decode, ACDC, len(CITYSCAPES), CITYSCAPES)
-
-
-def acdc_condition(name: str) -> str:
-    """The condition of an image of ACDC by its name, such as "fog"."""
-    return name.split("/")[1]
 
 
 def _from_ade20k(root: Path, part: str) -> SegmentationImages:

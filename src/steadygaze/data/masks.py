@@ -108,10 +108,10 @@ def find_labeled_images(
 
 def _find(folder: Path, masks: Path | None, classes: ClassLookup, groups: Sequence[str]) -> LabeledImages:
     if masks is not None:
-        _require_folder(masks, "masks")
+        require_folder(masks, "masks")
     if folder.suffix == ".csv" and folder.is_file():
         return _from_index(folder, masks, classes, groups)
-    _require_folder(folder, "images")
+    require_folder(folder, "images")
     for root in (folder, masks):
         if root is not None and (root / "index.csv").is_file():
             return _from_index(root / "index.csv", masks, classes, groups)
@@ -136,7 +136,8 @@ def _find(folder: Path, masks: Path | None, classes: ClassLookup, groups: Sequen
     return _paired(items, masks, decode_object_mask, "pairs")
 
 
-def _require_folder(path: Path, content: str) -> None:
+def require_folder(path: Path, content: str) -> None:
+    """Raise `InputError` unless there is such a folder. content: what is expected in it."""
     if not path.is_dir():
         state = "a file" if path.exists() else "no such folder"
         raise InputError(f"expected a folder of {content}, got {path}: {state}")

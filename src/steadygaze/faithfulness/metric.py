@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from steadygaze.errors import InputError
 from steadygaze.faithfulness.inputs import Batch, MetricInput
 from steadygaze.notebook import Listing
-from steadygaze.quantity import INF, Better, Combine, Quantity, mean, pooled
+from steadygaze.quantity import INF, Better, Combine, Curve, Quantity, mean, pooled
 from steadygaze.registry import Registry
 from steadygaze.target import Outputs, task_of_outputs
 
@@ -70,15 +70,6 @@ class Values:
     value: Float[Tensor, "m b"]
     detail: Float[Tensor, "m b k"] | None = None
     note: str = ""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """How the report draws the details of a metric, which are a curve over the ratios."""
-
-    title: str
-    axis: str
-    better: str
 
 
 # several metrics that share forward passes have one function, which receives the requested names

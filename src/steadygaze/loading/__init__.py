@@ -10,5 +10,6 @@
 | `timm.py`, `torchvision.py`, `transformers.py`, `open_clip.py` | one library each |
 | `run_folder.py` | models that `steadygaze train` wrote |
 | `checkpoint.py` | weights from files and from the hub |
+| `paths.py` | whether models and weights that are named by a path exist |
 | `options.py` | class names, image size, normalization and arguments that users state |
 """

@@ -18,6 +18,7 @@ from steadygaze.loading.loaded import LoadedModel, ModelOptions
 from steadygaze.loading.open_clip import PREFIX as OPEN_CLIP_PREFIX
 from steadygaze.loading.open_clip import build_open_clip_model
 from steadygaze.loading.options import MAX_SIDE
+from steadygaze.loading.paths import check_model_path
 from steadygaze.loading.timm import build_timm_model, is_timm_name, without_prefix
 from steadygaze.loading.torchvision import PREFIX, build_torchvision_model, vit_names
 from steadygaze.loading.transformers import build_transformers_model
@@ -71,11 +72,7 @@ def _build(name: str, options: ModelOptions) -> LoadedModel:
         return build_torchvision_model(name.removeprefix(PREFIX), options)
     if name.startswith(OPEN_CLIP_PREFIX):
         return build_open_clip_model(name.removeprefix(OPEN_CLIP_PREFIX), options)
-    if not Path(name).is_dir() and (name.startswith((".", "~", "/")) or name.count("/") > 1):
-        raise InputError(
-            f"{name}: no such file or folder. A model is a name, a folder, or owner/name of the hub",
-            option="model",
-        )
+    check_model_path(name)
     if "/" in name or Path(name).is_dir():
         return build_transformers_model(name, options)
     import timm

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from steadygaze.data.decoding import first_line
 from steadygaze.errors import CheckpointError, SteadygazeError
+from steadygaze.loading.paths import check_checkpoint_path
 from steadygaze.untrusted import check_torch_file
 
 Weights = dict[str, Tensor]
@@ -46,10 +47,7 @@ MAX_NAME = 200  # characters of each
 def read_weights(path: str | Path) -> Weights:
     """Names and tensors of a .safetensors, .pth, .pt or .bin file. Pickled code is never executed."""
     path = Path(path)
-    if not path.is_file():
-        raise CheckpointError(
-            f"expected a checkpoint file (.safetensors, .pth, .pt, .bin), got {path}: no such file"
-        )
+    check_checkpoint_path(path)
     try:
         check_checkpoint(path)
         if path.suffix == ".safetensors":

@@ -417,6 +417,17 @@ def parse_method(text: str) -> Method:
         >>> parsed.base.name, parsed.aggregator, parsed.given
         ('attixg', 'plus', (('pairing', 'next'),))
     """
+    name, options = split_options(text)
+    return method(name, **options)
+
+
+def split_options(text: str) -> tuple[str, dict[str, Any]]:
+    """Split a method's name from its options, whether or not the method is known.
+
+    Examples:
+        >>> split_options("attixg+plus:pairing=next,freeze=0.75")
+        ('attixg+plus', {'pairing': 'next', 'freeze': 0.75})
+    """
     name, _, tail = text.strip().partition(":")
     options: dict[str, Any] = {}
     for item in filter(None, tail.split(",")):
@@ -424,7 +435,7 @@ def parse_method(text: str) -> Method:
         if not equals:
             raise InputError(f"method {text!r}: expected options as key=value after the colon, got {item!r}")
         options[key.strip()] = _parse_value(value.strip())
-    return method(name, **options)
+    return name, options
 
 
 def method(name: str, **options: Any) -> Method:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from steadygaze.quantity import plural
+from steadygaze.quantity import percent, plural
 from steadygaze.report.pages import (
     NOT_STORED,
     Figure,
@@ -31,7 +31,6 @@ from steadygaze.runs.request import CHANCE
 from steadygaze.runs.samples import ImageSample, Samples, data_address, read_setting_samples
 from steadygaze.runs.statistics import small_sample_note, told_apart
 from steadygaze.runs.suites.attention import Attention
-from steadygaze.target import percent
 from steadygaze.untrusted import damaged_files
 
 HEADS = ["setting", "metric", "before", "after", "difference", "p", "images", "note"]

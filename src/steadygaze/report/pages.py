@@ -16,7 +16,7 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import Environment, FunctionLoader
@@ -24,16 +24,16 @@ from markupsafe import Markup
 
 from steadygaze import __version__
 from steadygaze.data.datasets.tree import abbreviated
-from steadygaze.errors import InputError, RowsNotWrittenError, SteadygazeError
-from steadygaze.faithfulness.metric import METRICS
+from steadygaze.errors import InputError, RowsNotWrittenError
 from steadygaze.files import make_parent, write_atomic
-from steadygaze.methods.registry import join_name, parse_method
+from steadygaze.methods.registry import join_name, split_options
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.quantity import plural
 from steadygaze.report import charts as svg
 from steadygaze.report.charts import LETTER, ticks
 from steadygaze.report.figures import write_figures
 from steadygaze.runs.card import Card
+from steadygaze.runs.metrics import known_metric
 from steadygaze.runs.ranking import Line, Section, share_text
 from steadygaze.runs.request import CHANCE
 from steadygaze.runs.rows import STRESS, Rows
@@ -46,8 +46,10 @@ from steadygaze.runs.settings import FADED, BarChart, LineChart
 from steadygaze.runs.settings import Figure as Chart
 from steadygaze.runs.settings import Line as ChartLine
 from steadygaze.runs.statistics import INTERVALS, Cell, csv_text, markdown_text, small_sample_note, told_apart
-from steadygaze.runs.sweep import SweepNumber, SweepTable
 from steadygaze.untrusted import check_complete, damaged_files
+
+if TYPE_CHECKING:
+    from steadygaze.runs.sweep import SweepNumber, SweepTable
 
 
 @dataclass(frozen=True)
@@ -415,7 +417,8 @@ def _curves(section: Section, ranks: dict[Line, int]) -> list[Figure]:
     figures = []
     across = [100 * ratio for ratio in section.ratios]
     for metric in section.metrics:
-        drawn = METRICS[metric].curve if metric in METRICS else None
+        known = known_metric(metric)
+        drawn = None if known is None else known.curve
         if drawn is None:
             continue
         series = []
@@ -451,12 +454,11 @@ def _scatter(section: Section, ranks: dict[Line, int]) -> Figure | None:
 def _start_of(name: str) -> tuple[str, int] | None:
     """Split a name into the method without the option `start`, and its value; None if it has none."""
     try:
-        method = parse_method(name)
-    except SteadygazeError:
+        stem, options = split_options(name)
+    except InputError:  # of a folder of a stranger
         return None
-    options = dict(method.given)
     start = options.pop("start", None)
-    return None if start is None else (join_name(method.stem, options), int(start))
+    return (join_name(stem, options), start) if isinstance(start, int) else None
 
 
 def _start(section: Section) -> Figure | None:

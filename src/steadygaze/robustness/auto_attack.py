@@ -24,7 +24,6 @@ Formulas: docs/equations.md#autoattack.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,30 +32,22 @@ from torch import Tensor, nn
 
 from steadygaze.errors import InputError
 from steadygaze.robustness.attacks import Images, budget, checked_labels, pixels_of
+from steadygaze.robustness.protocols import ATTACKS, QUERIES, STEPS, TARGETS, Norm
 from steadygaze.target import at_least_float32
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.outputs import logits_of
 from steadygaze.vit.view import ViT
 
-Norm = Literal["linf", "l2"]
 PerImage = Float[Tensor, " b"]
 Labels = Int[Tensor, " b"]
 Loss = Callable[[Tensor], Tensor]  # logits (b, classes) -> (b,)
 
-ATTACKS = ("apgd-ce", "apgd-t", "fab-t", "square")
-STEPS, QUERIES, TARGETS = 100, 5000, 9  # as published
 RHO = 0.75  # APGD: share of steps that must raise the loss
 MOMENTUM = 0.75
 ALPHA_MAX, OVERSHOOT, BACK = 0.1, 1.05, 0.9  # FAB
 SQUARES = 0.8  # Square: share of the image in the first squares
 HALVED_AFTER = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # queries after which that share is halved
 TINY = 1e-12
-
-PRESETS: dict[str, tuple[Norm, float]] = {
-    "robustbench-cifar10-linf": ("linf", 8 / 255),
-    "robustbench-cifar10-l2": ("l2", 0.5),
-    "robustbench-imagenet-linf": ("linf", 4 / 255),
-}
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from steadygaze.errors import InputError
-
-BINS = 15
+from steadygaze.robustness.protocols import BINS
 
 
 @dataclass(frozen=True)

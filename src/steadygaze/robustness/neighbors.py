@@ -15,11 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
+from steadygaze.robustness.protocols import DISTANCES
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.outputs import logits_of
 from steadygaze.vit.view import ViT
 
-METRICS = ("cosine", "euclidean")
 CELLS = 1 << 24  # distances held at once
 
 
@@ -86,7 +86,7 @@ def knn_accuracy(
     test_labels: Int[Tensor, " q"],
     *,
     ks: Sequence[int] = (1, 10),
-    metrics: Sequence[str] = METRICS,
+    metrics: Sequence[str] = DISTANCES,
 ) -> dict[tuple[str, int], float]:
     """Accuracy of every metric and k, {(metric, k): 0..1}; the neighbors are found once for all k.
 
@@ -108,8 +108,8 @@ def knn_accuracy(
 
 def _nearest(train: Tensor, labels: Tensor, test: Tensor, k: int, metric: str) -> Int[Tensor, "q k"]:
     """Find the k nearest training images, nearest first; of equal distances, the earlier image."""
-    if metric not in METRICS:
-        raise UnknownNameError("metric", str(metric), METRICS)
+    if metric not in DISTANCES:
+        raise UnknownNameError("metric", str(metric), DISTANCES)
     _check_labels("train", train, labels)
     if not 1 <= k <= len(train):
         raise InputError(f"k: expected a number from 1 to {len(train)} training images, got {k!r}")

@@ -38,6 +38,7 @@ from steadygaze.methods.registry import parse_method
 from steadygaze.results.drawing import Row, robust_scale, tile, to_pil_image
 from steadygaze.robustness.attacks import Images, checked_labels, pixels_of
 from steadygaze.robustness.attention import walk
+from steadygaze.robustness.protocols import PATCH_FOOL_STEPS
 from steadygaze.target import at_least_float32
 from steadygaze.trace.record import Want
 from steadygaze.trace.seam import Seam
@@ -49,7 +50,7 @@ from steadygaze.vit.view import ViT
 Labels = Int[Tensor, " b"]
 Place = str | tuple[int, int] | Tensor
 
-STEPS, STEP, WEIGHT = 250, 0.22, 0.002  # as published
+STEP, WEIGHT = 0.22, 0.002  # as published
 DECAY, DECAY_EVERY = 0.95, 10
 ATTENDED_LAYER = 4  # its attention chooses the patch
 MOMENTUM, SQUARES, TINY = 0.9, 0.999, 1e-8  # Adam
@@ -141,7 +142,7 @@ def patch_fool(
     place: Place = "attention",
     mean: Sequence[float],
     std: Sequence[float],
-    steps: int = STEPS,
+    steps: int = PATCH_FOOL_STEPS,
     step: float = STEP,
     weight: float = WEIGHT,
     seeds: int | Sequence[int] = 0,

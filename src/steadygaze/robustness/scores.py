@@ -23,7 +23,7 @@ import numpy as np
 
 from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS, PERTURBATIONS
 from steadygaze.errors import InputError, UnknownNameError
-from steadygaze.robustness.sequences import NOISE
+from steadygaze.robustness.protocols import STILL
 
 ALEXNET_CLEAN = 0.4348  # torchvision's weights
 
@@ -167,11 +167,11 @@ def _pairs(frames: int, name: str, difficulty: int) -> tuple[np.ndarray, np.ndar
         raise UnknownNameError("perturbation", str(name), PERTURBATIONS)
     if difficulty not in (1, 2, 3):
         raise InputError(f"expected a difficulty of 1, 2 or 3, got {difficulty!r}")
-    step = 1 if name in NOISE else difficulty
+    step = 1 if name in STILL else difficulty
     if frames <= step:
         raise InputError(f"expected more than {step} frames in a sequence, got {frames}")
     later = np.arange(step, frames)
-    return (np.zeros_like(later) if name in NOISE else later - step), later
+    return (np.zeros_like(later) if name in STILL else later - step), later
 
 
 def flip_probability(predictions: np.ndarray, name: str, *, difficulty: int = 1) -> float:

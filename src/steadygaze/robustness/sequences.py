@@ -22,8 +22,7 @@ from steadygaze.robustness.corruptions.corrupt import SMALLEST, check_image, che
 from steadygaze.robustness.corruptions.filters import motion, to_bytes, to_float
 from steadygaze.robustness.corruptions.pixelwise import brightness, gaussian_noise, shot_noise
 from steadygaze.robustness.corruptions.weather import fallen, flakes
-
-NOISE = ("gaussian_noise", "shot_noise")  # compared with the first frame
+from steadygaze.robustness.protocols import STILL
 
 # number of frames, then what the kind needs
 IMAGENET: dict[str, tuple[Any, ...]] = {
@@ -153,7 +152,7 @@ def sequence(
             "enlarge the image first"
         )
     frames, *values = SETTINGS[check_settings(settings, size, size)][name]
-    rng = generator(seed, 0, f"sequence {name}", difficulty if name in NOISE else 1)
+    rng = generator(seed, 0, f"sequence {name}", difficulty if name in STILL else 1)
     middle, pil_image = _crop(image, size), Image.fromarray(np.ascontiguousarray(image))
     centered = range(-(frames // 2), frames - frames // 2)
     match name:

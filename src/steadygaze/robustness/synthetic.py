@@ -25,7 +25,6 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from steadygaze.errors import InputError, UnknownNameError
-from steadygaze.robustness.corruptions.corrupt import generator
 
 Pixels = UInt8[np.ndarray, "_ _ 3"]
 POSITIONS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -127,6 +126,8 @@ def vary(
     if not len(backgrounds):
         raise InputError("backgrounds: expected at least one image (H, W, 3), got none")
     cut = cut_out(image, mask)
+    from steadygaze.robustness.corruptions.corrupt import generator  # which imports torch
+
     chosen = int(generator(seed, index, factor, 0).integers(len(backgrounds)))
     behind = square(backgrounds[chosen], side)
     out = []

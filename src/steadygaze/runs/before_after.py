@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steadygaze.data.memory import Data
 from steadygaze.errors import InputError
 from steadygaze.methods.registry import DEFAULT
 from steadygaze.progress import OnProgress, ignore_progress
@@ -25,9 +24,11 @@ from steadygaze.runs.request import DEFAULT_METRICS, StressRequest, VerifyReques
 from steadygaze.runs.rows import Rows, read_run
 from steadygaze.runs.shards import World
 from steadygaze.runs.statistics import difference
-from steadygaze.runs.stress import PreparedStress, prepare_stress, run_stress
-from steadygaze.runs.verify import prepare_verify, run_verify
 from steadygaze.untrusted import damaged_files
+
+if TYPE_CHECKING:
+    from steadygaze.data.memory import Data
+    from steadygaze.runs.stress import PreparedStress
 
 SUITES = ("corruptions", "attacks", "occlusion", "attention")
 
@@ -105,6 +106,9 @@ def measure_sides(
     _check_classes(*sides)
     for side in sides:
         if side.stress is not None and side.verify is not None:
+            from steadygaze.runs.stress import run_stress
+            from steadygaze.runs.verify import prepare_verify, run_verify
+
             stress, prepared = side.stress
             run_stress(stress, world, on_progress, prepared)
             run_verify(side.verify, world, on_progress, prepare_verify(side.verify, world))
@@ -155,6 +159,8 @@ def _side(side: str, name: str, request: CardRequest, world: World) -> Side:
         metrics=list(request.metrics) or DEFAULT_METRICS,
         random=True,
     )
+    from steadygaze.runs.stress import prepare_stress
+
     prepared = prepare_stress(stress, world)
     loaded = prepared.loaded
     names = dict(enumerate(loaded.class_names)) if loaded is not None and loaded.class_names else {}

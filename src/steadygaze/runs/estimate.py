@@ -21,10 +21,10 @@ from torch.utils.data import default_collate
 
 from steadygaze.errors import InputError
 from steadygaze.progress import OnProgress, Progress, ignore_progress
+from steadygaze.runs.jobs import Job
 from steadygaze.runs.loop import Prepared, Run
 from steadygaze.runs.request import StressRequest, VerifyRequest
 from steadygaze.runs.shards import World
-from steadygaze.runs.source import Job
 from steadygaze.runs.stress import prepare_stress
 from steadygaze.runs.verify import prepare_verify
 from steadygaze.training.images import TrainingImages, cache_features

@@ -7,7 +7,6 @@ table and chart of every setting that is part of no series.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -22,43 +21,25 @@ from steadygaze.quantity import Quantity
 from steadygaze.questions.regions import scores_of
 from steadygaze.robustness.calibration import confidences
 from steadygaze.robustness.shift import any_correct
+from steadygaze.runs.jobs import RunImage
 from steadygaze.runs.maps import BROKEN
 from steadygaze.runs.prepare import number_of_classes
 from steadygaze.runs.rows import Row, json_number
 from steadygaze.runs.settings import (
+    BROKEN_LOGITS,
     CONFIDENCE,
     TOP1,
     TOP5,
+    Measurement,
     Setting,
     restricted,
 )
-from steadygaze.runs.source import RunImage
 from steadygaze.seeding import image_seed
 from steadygaze.target import Outputs, outputs_of_task, own_task
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.outputs import logits_of, run_model
 from steadygaze.vit.view import ViT
-
-BROKEN_LOGITS = "broken logits"  # NaN or infinite: the image does not count there
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One metric of one setting for each image of a batch.
-
-    Attributes:
-        values: (B,), one number for each image.
-        details: (B, D), or B arrays of any length: the numbers behind the values.
-        flags: Index in the batch -> what is wrong with it; of broken ones the value is hidden.
-    """
-
-    setting: Setting
-    metric: Quantity
-    values: np.ndarray
-    details: np.ndarray | Sequence[np.ndarray] | None = None
-    flags: dict[int, str] = field(default_factory=dict)
-    note: str = ""
 
 
 class Evaluator:
@@ -136,7 +117,7 @@ class Evaluator:
     ) -> list[Measurement]:
         """top1 with [label, predicted class], top5, confidence; restricted to `classes` if given (then
         without confidence)."""
-        broken = broken_rows(logits)
+        broken = self.broken_rows(logits)
         logits = logits.nan_to_num(0.0, 0.0, 0.0) if broken else logits
         measurements = []
         for k, metric in ((1, TOP1), (5, TOP5)):
@@ -155,6 +136,12 @@ class Evaluator:
             confidence = confidences(logits).to(torch.float32).cpu().numpy()
             measurements.append(Measurement(setting, CONFIDENCE, confidence, None, broken))
         return measurements
+
+    @staticmethod
+    def broken_rows(values: Float[Tensor, "b *d"]) -> dict[int, str]:
+        """The rows with NaN or infinite values, flagged."""
+        finite = torch.isfinite(values).flatten(1).all(1)
+        return dict.fromkeys((~finite).nonzero()[:, 0].tolist(), BROKEN_LOGITS)
 
     def rows(
         self, measurements: Sequence[Measurement], images: Sequence[RunImage], identity: dict[str, Any]
@@ -179,12 +166,6 @@ class Evaluator:
                     row["flag"] = flag
                 row["seed"] = self.seed
                 yield row
-
-
-def broken_rows(values: Float[Tensor, "b *d"]) -> dict[int, str]:
-    """The rows with NaN or infinite values, flagged."""
-    finite = torch.isfinite(values).flatten(1).all(1)
-    return dict.fromkeys((~finite).nonzero()[:, 0].tolist(), BROKEN_LOGITS)
 
 
 def class_count(model: nn.Module, size: tuple[int, int], label_maps: bool) -> int:

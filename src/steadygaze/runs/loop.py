@@ -31,10 +31,11 @@ from torch.utils.data import DataLoader, Dataset
 from steadygaze.errors import DamagedDataWarning, ImageError, SteadygazeError
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.progress import OnProgress, Progress, ignore_progress
+from steadygaze.runs.jobs import Inputs, Job, RunImage
 from steadygaze.runs.request import Request
 from steadygaze.runs.rows import Row, RowKey, Rows, key_of
 from steadygaze.runs.shards import World, lock_run
-from steadygaze.runs.source import ImageLoader, Inputs, Job, RunImage, Source
+from steadygaze.runs.source import ImageLoader, Source
 from steadygaze.runs.status import ProgressFile, Tally
 from steadygaze.runs.store import Done, Store, holds_run, make_folder, prepare
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steadygaze.errors import InputError
-from steadygaze.faithfulness.metric import METRICS, in_table_order
 from steadygaze.quantity import Quantity, plural
 from steadygaze.quantity import mean as plain_mean
+from steadygaze.runs.metrics import in_table_order, known_metric
 from steadygaze.runs.request import CEILING, CHANCE, SEARCHED
 from steadygaze.runs.rows import Columns, Groups
 from steadygaze.runs.settings import NOT_COMBINED, quantity_of_record
@@ -185,10 +185,11 @@ class Section:
         return f"{self.model} on {self.data}{f' ({self.variant})' if self.variant else ''}"
 
     def quantity(self, metric: str) -> Quantity:
-        """What is known of a metric: registered here, or else described in run.json, or else nothing."""
+        """What is known of a metric: built in or registered here, or else described in run.json."""
         if metric == OVERALL.name:
             return OVERALL
-        return METRICS[metric] if metric in METRICS else self.recorded.get(metric, Quantity(metric, "%"))
+        known = known_metric(metric)
+        return self.recorded.get(metric, Quantity(metric, "%")) if known is None else known.quantity
 
     @property
     def names(self) -> list[str]:
@@ -203,7 +204,8 @@ class Section:
     @cached_property
     def removal(self) -> list[str]:
         """The metrics of token removal among them."""
-        return [name for name in self.metrics if name in METRICS and METRICS[name].family == "removal"]
+        known = ((name, known_metric(name)) for name in self.metrics)
+        return [name for name, metric in known if metric is not None and metric.family == "removal"]
 
     @property
     def shown(self) -> list[str]:

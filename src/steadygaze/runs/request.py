@@ -85,6 +85,16 @@ def options_of(request: type[Request]) -> Iterator[tuple[Field[Any], Option]]:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def folder_of(path: Path) -> Path:
+    """The folder of images, or the CSV file that lists them; `InputError` if the path is neither."""
+    if path.name == "index.csv" and path.is_file():
+        return path.absolute().parent  # the file stands for its folder: the same run either way
+    if not path.is_dir() and not (path.suffix == ".csv" and path.is_file()):
+        kind = "a file" if path.exists() else "no such folder"
+        raise InputError(f"data: expected a folder of images, got {path}: {kind}")
+    return path
+
+
 def documented(request: type[Request]) -> Callable[[Function], Function]:
     """Give a function with `**options` the options of a request: in its signature, and as Args of its
     docstring, in place of {options}."""
@@ -225,13 +235,7 @@ class Request:
             raise InputError("data: expected a folder of images, got none")
         if not isinstance(self.data, (str, Path)):
             raise InputError(f"data: expected a folder of images, got {type(self.data).__name__}")
-        path = Path(self.data)
-        if path.name == "index.csv" and path.is_file():
-            return path.absolute().parent  # the file stands for its folder: the same run either way
-        if not path.is_dir() and not (path.suffix == ".csv" and path.is_file()):
-            kind = "a file" if path.exists() else "no such folder"
-            raise InputError(f"data: expected a folder of images, got {path}: {kind}")
-        return path
+        return folder_of(Path(self.data))
 
     def refuse_masks(self, place: StreamSpec) -> None:
         """Masks of a stream are part of it."""

@@ -6,7 +6,8 @@ Figures and tables are data, too: a suite declares them, `report` draws them, th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -215,6 +216,17 @@ def quantity_record(quantity: Quantity) -> dict[str, Any]:
     }
 
 
+def metric_record(metric: Quantity) -> dict[str, Any]:
+    """The same of a metric of `verify`, with its summary, its range, and how it combines images."""
+    return {
+        **quantity_record(metric),
+        "summary": metric.summary,
+        "combine": next((name for name, known in COMBINES.items() if known is metric.combine), "own"),
+        "low": metric.low if isfinite(metric.low) else None,
+        "high": metric.high if isfinite(metric.high) else None,
+    }
+
+
 def quantity_of_record(record: Mapping[str, Any]) -> Quantity:
     """The quantity that run.json describes; `NOT_COMBINED` in its summary if it has a function of its own."""
     fields = {name: value for name, value in record.items() if name != "accuracy" and value is not None}
@@ -258,6 +270,27 @@ class Condition:
     def rows(self) -> tuple[tuple[str, str], ...]:
         """(setting, metric) of every row of one image."""
         return tuple((setting.label, metric.name) for setting in self.settings for metric in self.metrics)
+
+
+BROKEN_LOGITS = "broken logits"  # NaN or infinite: the image does not count there
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One metric of one setting for each image of a batch.
+
+    Attributes:
+        values: (B,), one number for each image.
+        details: (B, D), or B arrays of any length: the numbers behind the values.
+        flags: Index in the batch -> what is wrong with it; of broken ones the value is hidden.
+    """
+
+    setting: Setting
+    metric: Quantity
+    values: np.ndarray
+    details: np.ndarray | Sequence[np.ndarray] | None = None
+    flags: dict[int, str] = field(default_factory=dict)
+    note: str = ""
 
 
 @dataclass(frozen=True)

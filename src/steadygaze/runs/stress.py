@@ -29,7 +29,7 @@ from steadygaze.runs.loop import Lacks, Pace, Portion, Prepared, total_work
 from steadygaze.runs.prepare import about_run, identity_of, named_by_data, normalization_of, task_setting
 from steadygaze.runs.request import StressRequest, documented, options_of
 from steadygaze.runs.rows import STRESS, Rows
-from steadygaze.runs.samples import SettingSampler
+from steadygaze.runs.sampler import SettingSampler
 from steadygaze.runs.settings import CLEAN, Condition, quantity_record
 from steadygaze.runs.shards import World
 from steadygaze.runs.source import (

@@ -13,13 +13,15 @@ in this order:
 | `samples` | once, for reports | beside the model |
 | `trial` | in a dry run | beside the model |
 | `numbers`, `scores`, `tables`, `figures` | when a run is read | report, command line |
+
+Reports import every suite, so a suite imports torch, and code that does, in the methods that measure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -28,10 +30,10 @@ from steadygaze.data.folders import Item
 from steadygaze.errors import InputError
 from steadygaze.notebook import Listing
 from steadygaze.registry import Registry
-from steadygaze.robustness.calibration import BINS
+from steadygaze.robustness.protocols import BINS
 from steadygaze.runs.card import Card, SuiteResults
-from steadygaze.runs.evaluator import Evaluator, Measurement
 from steadygaze.runs.groups import WORST_GROUP, group_figures, group_scores, group_tables
+from steadygaze.runs.jobs import RunImage
 from steadygaze.runs.request import SUITE_OPTIONS
 from steadygaze.runs.settings import (
     CLEAN,
@@ -42,15 +44,19 @@ from steadygaze.runs.settings import (
     BarChart,
     Condition,
     Figure,
+    Measurement,
     SampleImage,
     Score,
     Table,
     Views,
     bar,
 )
-from steadygaze.runs.source import Batch, ImageView, RunImage
 from steadygaze.runs.statistics import draws
-from steadygaze.target import Outputs, task_of_outputs
+
+if TYPE_CHECKING:
+    from steadygaze.runs.evaluator import Evaluator
+    from steadygaze.runs.source import Batch, ImageView
+    from steadygaze.target import Outputs
 
 
 @dataclass(frozen=True)
@@ -177,6 +183,8 @@ class Suite(SuiteResults):
 
 def check_outputs(suites: Iterable[Suite], outputs: Outputs) -> None:
     """An error in words if a suite cannot measure a model with these outputs."""
+    from steadygaze.target import task_of_outputs
+
     for suite in suites:
         if outputs not in suite.outputs:
             able = [one.name for one in SUITES.values() if outputs in one.outputs]

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -53,6 +52,7 @@ from steadygaze.results.map_files import (
     missing_message,
     open_maps,
 )
+from steadygaze.runs.jobs import Inputs, Job, RunImage
 from steadygaze.runs.loop import Lacks, Pace, Portion, Prepared, Run
 from steadygaze.runs.maps import BROKEN, MethodMaps, flags_of, maps_of
 from steadygaze.runs.plan import MapPart, Plan, make_plan, parse_start_layers
@@ -67,10 +67,10 @@ from steadygaze.runs.prepare import (
 )
 from steadygaze.runs.request import DEFAULT_METRICS, VerifyRequest, documented, options_of
 from steadygaze.runs.rows import Row, RowKey, Rows, json_number
-from steadygaze.runs.samples import store_map_samples
-from steadygaze.runs.settings import COMBINES, quantity_record
+from steadygaze.runs.sampler import store_map_samples
+from steadygaze.runs.settings import metric_record
 from steadygaze.runs.shards import World
-from steadygaze.runs.source import FileSource, ImageLoader, Inputs, Job, MemorySource, RunImage, Source
+from steadygaze.runs.source import FileSource, ImageLoader, MemorySource, Source
 from steadygaze.runs.status import others_are_running
 from steadygaze.target import Outputs, task_of_outputs
 from steadygaze.vit.adapt import adapt
@@ -576,17 +576,7 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
 def _described_metrics(names: Sequence[str]) -> dict[str, Any]:
     """What a report in another process needs to know about a user's own metrics, for `about` of run.json."""
     own = [METRICS[name] for name in names if not METRICS.is_built_in(name)]
-    records = [
-        {
-            **quantity_record(metric),
-            "summary": metric.summary,
-            "combine": next((name for name, known in COMBINES.items() if known is metric.combine), "own"),
-            "low": metric.low if isfinite(metric.low) else None,
-            "high": metric.high if isfinite(metric.high) else None,
-        }
-        for metric in own
-    ]
-    return {"quantities": records} if records else {}
+    return {"quantities": [metric_record(metric) for metric in own]} if own else {}
 
 
 def _settings(plan: Plan, identity: dict[str, str], described: dict[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import copy
 import math
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -34,8 +32,8 @@ from steadygaze.data.tar_shards import runs_command
 from steadygaze.errors import InputError, SteadygazeError, UnknownNameError
 from steadygaze.loading.checkpoint import MAX_CLASSES
 from steadygaze.training.losses import LOSSES, LossOptions
+from steadygaze.training.recipe_files import parse_toml, recipe_text
 
-MAX_BYTES = 1_000_000  # of a recipe file
 MAX_DEPTH = 8  # tables and lists inside one another
 MAX_LENGTH = 10_000  # of a text, list or table
 MAX_INTEGER = 2**63 - 1
@@ -585,34 +583,6 @@ def refuse_commands(content: Any, given: Collection[str] = (), key: str = "") ->
         )
 
 
-def parse_toml(text: str, source: str | Path) -> dict[str, Any]:
-    """The tables of a TOML text."""
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError also for integers with too many digits
-        raise InputError(f"{source} is not a readable TOML file ({error})") from error
-
-
-def recipe_text(source: str | Path, *kinds: str) -> str:
-    """The text of a TOML file, or of a shipped recipe; kinds: "sweep", "recipe", in order of precedence."""
-    kinds = kinds or ("recipe",)
-    path, what = Path(source), " or ".join(kinds)
-    try:
-        if path.is_file():
-            if path.stat().st_size > MAX_BYTES:
-                raise InputError(f"{source} is not a {what}: expected at most {MAX_BYTES:,} bytes, got more")
-            return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:  # OSError also for a name that is too long
-        raise InputError(f"{str(source)[:300]} is not a readable TOML file ({error})") from error
-    known: dict[str, str] = {}
-    for kind in reversed(kinds):
-        known |= shipped_recipes(kind)
-    if str(source) not in known:
-        hint = f"Expected a TOML file or the name of a shipped {what}."
-        raise UnknownNameError(what, str(source), known, hint)
-    return known[str(source)]
-
-
 def make_recipe(content: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe of nested tables, with changes as for `read_recipe`."""
     if not isinstance(content, Mapping):
@@ -632,28 +602,6 @@ def make_recipe(content: Mapping[str, Any], changes: Mapping[str, Any] | None = 
         else:
             table[last] = value
     return Recipe(**recipe)
-
-
-def shipped_recipes(kind: str = "recipe") -> dict[str, str]:
-    """Name -> text of each recipe in the package; kind: or "sweep"."""
-    folder = files("steadygaze") / "training" / f"{kind}s"
-    entries = sorted(
-        (entry for entry in folder.iterdir() if entry.name.endswith(".toml")), key=lambda e: e.name
-    )
-    return {entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for entry in entries}
-
-
-def parse_value(text: str) -> Any:
-    """A value in TOML; anything else is a string.
-
-    Examples:
-        >>> parse_value("0.5"), parse_value("cifar10/train")
-        (0.5, 'cifar10/train')
-    """
-    try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except (ValueError, RecursionError):
-        return text
 
 
 def module_spec(name: str, options: Mapping[str, Any]) -> Any:

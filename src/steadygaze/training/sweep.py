@@ -26,12 +26,10 @@ from steadygaze.training.recipe import (
     PositiveInt,
     Recipe,
     check_plain,
-    parse_toml,
-    parse_value,
     read_recipe,
-    recipe_text,
     refuse_commands,
 )
+from steadygaze.training.recipe_files import parse_toml, parse_value, recipe_text
 
 MAX_RUNS = 10_000
 MAX_NAME = 100  # characters of a cell's folder

@@ -8,16 +8,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steadygaze.errors import InputError
-from steadygaze.robustness.attacks import budget, fgsm, pgd
 from steadygaze.runs.card import Card, Key
-from steadygaze.runs.evaluator import Evaluator, Measurement
-from steadygaze.runs.settings import CLEAN, TOP1, Condition, Figure, Line, LineChart, Setting
-from steadygaze.runs.source import Batch
+from steadygaze.runs.settings import CLEAN, TOP1, Condition, Figure, Line, LineChart, Measurement, Setting
 from steadygaze.runs.suite import Option, Suite, register_suite
 from steadygaze.runs.suites.corruptions import split_words
+
+if TYPE_CHECKING:
+    from steadygaze.runs.evaluator import Evaluator
+    from steadygaze.runs.source import Batch
 
 ATTACKS = ("fgsm", "pgd")
 EPSILONS = (1 / 255, 2 / 255, 8 / 255)
@@ -35,6 +36,8 @@ def parse_epsilons(given: str | float | Iterable[Any]) -> tuple[float, ...]:
         >>> [round(255 * e) for e in parse_epsilons("8/255,1/255")]
         [1, 8]
     """
+    from steadygaze.robustness.attacks import budget
+
     epsilons: dict[float, float] = {}
     for word in split_words(given):
         try:
@@ -84,6 +87,8 @@ class Attacks(Suite):
                 )
 
     def measure(self, evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:
+        from steadygaze.robustness.attacks import fgsm, pgd
+
         budgets: dict[str, Any] = {
             "epsilon": condition.argument,
             "mean": evaluator.preprocess.mean,

@@ -13,18 +13,14 @@ attention_stability of `corruptions`, the mean over corruptions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from steadygaze.errors import MethodUnavailableError
 from steadygaze.quantity import Quantity
-from steadygaze.robustness import attention as measures
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Evaluator, Measurement
 from steadygaze.runs.settings import (
     CLEAN,
     FADED,
@@ -32,15 +28,21 @@ from steadygaze.runs.settings import (
     Figure,
     Line,
     LineChart,
+    Measurement,
     SampleImage,
     Score,
     Setting,
     Table,
     Views,
 )
-from steadygaze.runs.source import Batch, ImageView
 from steadygaze.runs.suite import Suite, register_suite
 from steadygaze.runs.suites.corruptions import CORRUPTION_OPTIONS, corrupted, sample_settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from steadygaze.runs.evaluator import Evaluator
+    from steadygaze.runs.source import Batch, ImageView
 
 SUMMARIES = {
     "entropy": "in nats; high: spread out",
@@ -93,6 +95,10 @@ class Attention(Suite):
 
     def measure(self, evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:
         """By layer, mean over heads; the last view is measured, and compared with the first."""
+        import torch
+
+        from steadygaze.robustness import attention as measures
+
         assert evaluator.vit is not None
         views = list(batch.views.unbind(1))
         distances = measures.patch_distances(evaluator.vit, views[0])
@@ -122,13 +128,17 @@ class Attention(Suite):
         return measurements
 
     def samples(self, evaluator: Evaluator, image: ImageView) -> Iterator[SampleImage]:
+        import torch
+
+        from steadygaze.robustness.attention import attention_figure
+
         setting = sample_settings(self)[0]
         views = [image.pixels(), corrupted(image, setting)]
         clean, under = (
             evaluator.normalize(torch.from_numpy(view.copy()).permute(2, 0, 1)[None]) for view in views
         )
         images = [Image.fromarray(view) for view in views]
-        sheet = measures.attention_figure(evaluator.model, clean, under, cell=160, images=images)
+        sheet = attention_figure(evaluator.model, clean, under, cell=160, images=images)
         title = f"Attention of the last layer: clean, and under {setting.words}."
         yield SampleImage(f"{title} Bright columns: tokens that all others attend to.", sheet, wide=True)
 

@@ -13,20 +13,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from steadygaze.errors import InputError
-from steadygaze.robustness.attacks import budget, pgd
-from steadygaze.robustness.auto_attack import ATTACKS, PRESETS, QUERIES, STEPS, TARGETS, Norm, autoattack
+from steadygaze.robustness.protocols import ATTACKS, PRESETS, QUERIES, STEPS, TARGETS, Norm
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
-from steadygaze.runs.settings import CLEAN, TOP1, BarChart, Condition, Figure, Setting, Table, bar
-from steadygaze.runs.source import Batch
+from steadygaze.runs.settings import (
+    CLEAN,
+    TOP1,
+    BarChart,
+    Condition,
+    Figure,
+    Measurement,
+    Setting,
+    Table,
+    bar,
+)
 from steadygaze.runs.suite import Option, Suite, Trial, register_suite
 from steadygaze.runs.suites.attacks import gray_levels
 from steadygaze.seeding import image_seed
+
+if TYPE_CHECKING:
+    from steadygaze.runs.evaluator import Evaluator
+    from steadygaze.runs.source import Batch
 
 TIMED = 3  # steps of PGD that a dry run times
 
@@ -38,6 +49,8 @@ def parse_threat(given: str) -> tuple[Norm, float]:
         >>> parse_threat("robustbench-cifar10-l2"), parse_threat("linf=51/255")
         (('l2', 0.5), ('linf', 0.2))
     """
+    from steadygaze.robustness.attacks import budget
+
     if given in PRESETS:
         return PRESETS[given]
     norm, _, radius = given.partition("=")
@@ -116,13 +129,16 @@ class AutoAttackSuite(Suite):
         return Trial(replace(condition, argument=None), cost / TIMED, note)
 
     def measure(self, evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:
+        from steadygaze.robustness.attacks import pgd
+        from steadygaze.robustness.auto_attack import autoattack
+
         images, labels = batch.first, batch.labels
         mean, std = evaluator.preprocess.mean, evaluator.preprocess.std
         if condition.argument is None:  # the dry run
             pgd(evaluator.model, images, labels, epsilon=1 / 255, steps=TIMED, mean=mean, std=std)
             return []
         norm, epsilon = condition.argument
-        broken = broken_rows(evaluator.logits(images))
+        broken = evaluator.broken_rows(evaluator.logits(images))
         result = autoattack(
             evaluator.model,
             images,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -29,7 +29,7 @@ from steadygaze.errors import ImageError, InputError
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.backgrounds import background_share, mix, only_background, only_object
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
+from steadygaze.runs.jobs import RunImage
 from steadygaze.runs.settings import (
     CLEAN,
     TOP1,
@@ -37,6 +37,7 @@ from steadygaze.runs.settings import (
     BarChart,
     Condition,
     Figure,
+    Measurement,
     SampleImage,
     Score,
     Setting,
@@ -45,9 +46,12 @@ from steadygaze.runs.settings import (
     bar,
     share,
 )
-from steadygaze.runs.source import Batch, ImageView, RunImage
 from steadygaze.runs.suite import ImageSet, Option, Suite, register_suite
 from steadygaze.seeding import image_seed
+
+if TYPE_CHECKING:
+    from steadygaze.runs.evaluator import Evaluator
+    from steadygaze.runs.source import Batch, ImageView
 
 SAME, OTHER = "mixed_same", "mixed_other"
 KINDS = ("only_fg", "only_bg_t", SAME, OTHER)
@@ -119,6 +123,8 @@ class Backgrounds(Suite):
 
     def _background(self, image: ImageView, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """An image and its mask: the first drawn one with enough background, and not the image itself."""
+        from steadygaze.runs.source import ImageView
+
         label = image.image.labels[0]
         if kind == OTHER:
             label = self.background_class(image.image, image.loader.seed)
@@ -147,7 +153,7 @@ class Backgrounds(Suite):
             behind = [self.background_class(image, evaluator.seed) for image in batch.images]
             labels = [image.labels[0] for image in batch.images]
             predicted = logits.nan_to_num(0.0, 0.0, 0.0).argmax(1).tolist()
-            broken = broken_rows(logits)
+            broken = evaluator.broken_rows(logits)
             measurements.append(_followed(condition.setting, labels, behind, predicted, broken))
         return measurements
 
@@ -219,7 +225,7 @@ class BackgroundsChallenge(Suite):
     def measure(self, evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:
         """Predicted classes as classes of ImageNet-9, -1 for one of none of them."""
         logits = evaluator.logits(batch.first)
-        broken = broken_rows(logits)
+        broken = evaluator.broken_rows(logits)
         predicted = [self.mapped[c] for c in logits.nan_to_num(0.0, 0.0, 0.0).argmax(1).tolist()]
         labels = [image.labels[0] for image in batch.images]
         pairs = np.array([labels, predicted]).T

@@ -17,7 +17,7 @@ alone, and only if all 15 corruptions were run at all 5 severities.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -25,10 +25,8 @@ from PIL import Image
 from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS, SEVERITIES
 from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.quantity import Quantity
-from steadygaze.robustness.corruptions.corrupt import corrupt
 from steadygaze.robustness.scores import ALEXNET, ALEXNET_CLEAN
 from steadygaze.runs.card import Card, Change
-from steadygaze.runs.evaluator import Evaluator
 from steadygaze.runs.settings import (
     CLEAN,
     CONFIDENCE,
@@ -49,8 +47,11 @@ from steadygaze.runs.settings import (
     bar,
     share,
 )
-from steadygaze.runs.source import ImageView
 from steadygaze.runs.suite import Option, Suite, register_suite
+
+if TYPE_CHECKING:
+    from steadygaze.runs.evaluator import Evaluator
+    from steadygaze.runs.source import ImageView
 
 SETS = {"all15": COMMON, "all19": CORRUPTIONS}
 FAMILIES = {
@@ -117,6 +118,8 @@ def corruption_setting(name: str, severity: int) -> Setting:
 
 def corrupted(image: ImageView, setting: Setting) -> np.ndarray:
     """The image (H, W, 3) under a setting of a corruption."""
+    from steadygaze.robustness.corruptions.corrupt import corrupt
+
     assert isinstance(setting.level, int)
     return corrupt(image.pixels(), setting.name, setting.level, seed=image.seed)
 

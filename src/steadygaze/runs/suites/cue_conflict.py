@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -21,14 +21,27 @@ from steadygaze.data.datasets.cue_conflict import IMAGENET_CLASSES, CueItem, rea
 from steadygaze.data.folders import Item
 from steadygaze.data.images import names_hash, read_image
 from steadygaze.errors import InputError
-from steadygaze.robustness.cue_conflict import group_decisions
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
-from steadygaze.runs.settings import Accuracy, BarChart, Condition, Figure, Number, Score, Setting, Table, bar
-from steadygaze.runs.source import Batch, RunImage
+from steadygaze.runs.jobs import RunImage
+from steadygaze.runs.settings import (
+    Accuracy,
+    BarChart,
+    Condition,
+    Figure,
+    Measurement,
+    Number,
+    Score,
+    Setting,
+    Table,
+    bar,
+)
 from steadygaze.runs.statistics import resampled_share
 from steadygaze.runs.suite import ImageSet, Suite, register_suite
 from steadygaze.runs.suites.shift import PARTIAL
+
+if TYPE_CHECKING:
+    from steadygaze.runs.evaluator import Evaluator
+    from steadygaze.runs.source import Batch
 
 
 def _share(name: str, label: str, summary: str) -> Accuracy:
@@ -99,8 +112,10 @@ class CueConflictSuite(Suite):
 
     def measure(self, evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:
         """Which cue the model's decision among the 16 classes agrees with."""
+        from steadygaze.robustness.cue_conflict import group_decisions
+
         logits = evaluator.logits(batch.first)
-        broken = broken_rows(logits)
+        broken = evaluator.broken_rows(logits)
         groups = list(self.source.groups.values())
         decision = group_decisions(logits.nan_to_num(0.0, 0.0, 0.0), groups).cpu().numpy()
         items = [image.item for image in batch.images]

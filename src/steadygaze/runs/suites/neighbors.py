@@ -15,25 +15,38 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from PIL import Image
-from torch import Tensor
 
 from steadygaze.data.datasets import image_sets
 from steadygaze.data.folders import Item, interleave
 from steadygaze.data.images import names_hash
 from steadygaze.errors import InputError
-from steadygaze.robustness.neighbors import METRICS, features, knn_predict
+from steadygaze.robustness.protocols import DISTANCES
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
-from steadygaze.runs.settings import Accuracy, BarChart, Condition, Figure, Setting, Table, accuracy, bar
-from steadygaze.runs.source import Batch, RunImage
+from steadygaze.runs.jobs import RunImage
+from steadygaze.runs.settings import (
+    Accuracy,
+    BarChart,
+    Condition,
+    Figure,
+    Measurement,
+    Setting,
+    Table,
+    accuracy,
+    bar,
+)
 from steadygaze.runs.suite import ImageSet, Option, Suite, register_suite
 from steadygaze.runs.suites.shift import PARTIAL
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from steadygaze.runs.evaluator import Evaluator
+    from steadygaze.runs.source import Batch
 
 SIDES = ("train", "test")
 KS = (1, 10)  # neighbors that vote
@@ -104,7 +117,7 @@ class Bank:
         self._parts: list[tuple[Tensor, Tensor]] = []
 
     def add(self, encoded: Float[Tensor, "b d"], labels: Int[Tensor, " b"]) -> None:
-        if not torch.isfinite(encoded).all():
+        if not encoded.isfinite().all():
             raise InputError(
                 "neighbors: the model's features of the bank have NaN or infinite values, so no "
                 "distance is defined"
@@ -114,6 +127,8 @@ class Bank:
     @property
     def whole(self) -> tuple[Float[Tensor, "m d"], Int[Tensor, " m"]]:
         """Features and labels."""
+        import torch
+
         if len(self._parts) != 1:
             encoded = torch.cat([part for part, _ in self._parts])
             self._parts = [(encoded, torch.cat([labels for _, labels in self._parts]))]
@@ -132,7 +147,7 @@ class Neighbors(Suite):
     argument = "NAME=FOLDER"
     options = (Option("bank", parse_bank, None), PARTIAL)
     own_images = True
-    quantities = tuple(knn_quantity(metric, k) for metric, k in product(METRICS, KS))
+    quantities = tuple(knn_quantity(metric, k) for metric, k in product(DISTANCES, KS))
     compared = ("neighbors",)
 
     def check(self) -> None:
@@ -172,29 +187,37 @@ class Neighbors(Suite):
         return {"neighbors": [one.facts() for one in self.sets.values()]}
 
     def image_sets(self, evaluator: Evaluator) -> Iterator[ImageSet]:
+        import torch
+
+        from steadygaze.robustness.neighbors import features
+
         blank = torch.zeros(1, 3, *evaluator.preprocess.size, device=evaluator.device, dtype=evaluator.dtype)
         features(evaluator.model, blank)  # raises if the model has no features that can be compared
         for name, one in self.sets.items():
-            metrics = tuple(knn_quantity(m, k) for m, k in product(METRICS, KS) if k <= len(one.bank))
+            metrics = tuple(knn_quantity(m, k) for m, k in product(DISTANCES, KS) if k <= len(one.bank))
             setting = Setting(self.name, name, source=name, label=f"neighbors/{name}")
             yield ImageSet(
                 name, one.images, (Condition(self.name, (setting,), metrics),), references=one.bank
             )
 
     def reference(self, evaluator: Evaluator, image_set: str, batch: Batch) -> None:
+        from steadygaze.robustness.neighbors import features
+
         encoded = features(evaluator.model, batch.first)
         self.banks.setdefault(image_set, Bank()).add(encoded, batch.labels.to(encoded.device))
 
     def measure(self, evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:
+        from steadygaze.robustness.neighbors import features, knn_predict
+
         setting = condition.setting
         if setting.source not in self.banks:
             raise InputError(f"neighbors: no image of the bank of {setting.source} could be read")
         known, classes = self.banks[setting.source].whole
         queries = features(evaluator.model, batch.first)
-        broken = broken_rows(queries)
+        broken = evaluator.broken_rows(queries)
         queries = queries.nan_to_num(0.0, 0.0, 0.0) if broken else queries
         measurements = []
-        for metric, k in product(METRICS, KS):
+        for metric, k in product(DISTANCES, KS):
             quantity = knn_quantity(metric, k)
             if quantity in condition.metrics:
                 hits = knn_predict(known, classes, queries, k=k, metric=metric) == batch.labels

@@ -12,18 +12,17 @@ A row's detail is the curve over the shares of dropped tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steadygaze.errors import MethodUnavailableError
 from steadygaze.methods.registry import DEFAULT, parse_method, unavailable
-from steadygaze.robustness.occlusion import SHARES, center_square, random_drop, salient_drop
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Evaluator, Measurement
-from steadygaze.runs.maps import maps_of
-from steadygaze.runs.settings import Condition, Figure, Line, LineChart, Setting, Table, share
-from steadygaze.runs.source import Batch
+from steadygaze.runs.settings import Condition, Figure, Line, LineChart, Measurement, Setting, Table, share
 from steadygaze.runs.suite import Option, Suite, register_suite
-from steadygaze.vit.clean_forward import CleanForward
+
+if TYPE_CHECKING:
+    from steadygaze.runs.evaluator import Evaluator
+    from steadygaze.runs.source import Batch
 
 DROPS = ("random_drop", "salient_drop")
 DROP_ACCURACY = share("drop_right", "accuracy")
@@ -60,9 +59,13 @@ class Occlusion(Suite):
             yield Condition(self.name, (Setting(self.name, name),), metrics, unchanged=True)
 
     def facts(self) -> dict[str, Any]:
+        from steadygaze.robustness.occlusion import SHARES
+
         return {"shares": list(SHARES), **self.values}
 
     def measure(self, evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:
+        from steadygaze.robustness.occlusion import center_square
+
         if condition.setting.name in DROPS:
             return self._drop(evaluator, condition, batch)
         assert isinstance(condition.setting.level, float)
@@ -70,6 +73,10 @@ class Occlusion(Suite):
         return evaluator.classify(condition.setting, evaluator.logits(hidden), batch.correct)
 
     def _drop(self, evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:
+        from steadygaze.robustness.occlusion import SHARES, random_drop, salient_drop
+        from steadygaze.runs.maps import maps_of
+        from steadygaze.vit.clean_forward import CleanForward
+
         assert evaluator.vit is not None
         vit, images, labels = evaluator.vit, batch.first, batch.labels
         flags: dict[int, str] = {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -21,13 +21,26 @@ from steadygaze.data.folders import Item
 from steadygaze.data.images import images_in, names_hash, read_image
 from steadygaze.errors import InputError
 from steadygaze.quantity import Quantity
-from steadygaze.robustness.ood import auroc, fpr95, max_probability, negative_energy
+from steadygaze.robustness.detection import auroc, fpr95
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
-from steadygaze.runs.settings import BarChart, Condition, Figure, Score, Setting, Table, bar, share
-from steadygaze.runs.source import Batch, RunImage
+from steadygaze.runs.jobs import RunImage
+from steadygaze.runs.settings import (
+    BarChart,
+    Condition,
+    Figure,
+    Measurement,
+    Score,
+    Setting,
+    Table,
+    bar,
+    share,
+)
 from steadygaze.runs.statistics import draws
 from steadygaze.runs.suite import ImageSet, Suite, register_suite
+
+if TYPE_CHECKING:
+    from steadygaze.runs.evaluator import Evaluator
+    from steadygaze.runs.source import Batch
 
 IN = "in_distribution"
 PROBABILITY = share("max_probability", better="neither", summary="probability of the predicted class")
@@ -102,8 +115,10 @@ class OutOfDistribution(Suite):
 
     def measure(self, evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:
         """Both scores of each image."""
+        from steadygaze.robustness.ood import max_probability, negative_energy
+
         logits = evaluator.logits(batch.first)
-        broken = broken_rows(logits)
+        broken = evaluator.broken_rows(logits)
         logits = logits.nan_to_num(0.0, 0.0, 0.0)
         values = {PROBABILITY: max_probability(logits), ENERGY: negative_energy(logits)}
         return [

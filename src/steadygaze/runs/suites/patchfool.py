@@ -16,20 +16,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from steadygaze.errors import InputError, MethodUnavailableError
 from steadygaze.methods.registry import DEFAULT, parse_method, unavailable
 from steadygaze.quantity import Quantity
-from steadygaze.robustness.patch_fool import STEPS, patch_fool
+from steadygaze.robustness.protocols import PATCH_FOOL_STEPS
 from steadygaze.runs.card import Card, Key
-from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
-from steadygaze.runs.settings import CLEAN, TOP1, BarChart, Condition, Figure, Setting, Table, bar
-from steadygaze.runs.source import Batch
+from steadygaze.runs.settings import (
+    CLEAN,
+    TOP1,
+    BarChart,
+    Condition,
+    Figure,
+    Measurement,
+    Setting,
+    Table,
+    bar,
+)
 from steadygaze.runs.suite import Option, Suite, Trial, register_suite
 from steadygaze.runs.suites.autoattack import parse_count
 from steadygaze.seeding import image_seed
+
+if TYPE_CHECKING:
+    from steadygaze.runs.evaluator import Evaluator
+    from steadygaze.runs.source import Batch
 
 PLACES = ("attention", DEFAULT, "random")
 TIMED = 5  # steps that a dry run times
@@ -69,7 +82,7 @@ class PatchFool(Suite):
     title = "Patch-Fool"
     summary = "One adversarial patch: at the most attended, the most relevant, a random or a given token."
     argument = "attention, random, METHOD or ROWxCOLUMN"
-    options = (Option("patch_steps", partial(parse_count, "patch_steps"), STEPS, must_serve=True),)
+    options = (Option("patch_steps", partial(parse_count, "patch_steps"), PATCH_FOOL_STEPS, must_serve=True),)
     quantities = (SURVIVED, BEFORE, AFTER)
     compared = ("patch_steps",)
 
@@ -92,7 +105,7 @@ class PatchFool(Suite):
                 f"patchfool: {evaluator.name} is {kind}, without attention over all tokens. Use attacks.",
                 option="suites",
             )
-        if self.values["patch_steps"] != STEPS:
+        if self.values["patch_steps"] != PATCH_FOOL_STEPS:
             self.notes.append(f"not the published Patch-Fool: patch_steps {self.values['patch_steps']}")
         for text in self.places:
             place = parse_place(text)
@@ -120,11 +133,13 @@ class PatchFool(Suite):
         return Trial(replace(condition, argument=(place, timed)), steps / timed, note)
 
     def measure(self, evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:
+        from steadygaze.robustness.patch_fool import patch_fool
+
         assert evaluator.vit is not None
         place, steps = condition.argument
         images, labels = batch.first, batch.labels
         logits = evaluator.logits(images)
-        broken = broken_rows(logits)
+        broken = evaluator.broken_rows(logits)
         purpose = condition.setting.label
         result = patch_fool(
             evaluator.vit,

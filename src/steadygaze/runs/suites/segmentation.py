@@ -19,32 +19,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from colorsys import hsv_to_rgb
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from PIL import Image
-from torch import Tensor
 
-from steadygaze.data.label_maps import (
-    ACDC,
-    ACDC_CONDITIONS,
-    acdc_condition,
-    confusion,
-    iou_from_counts,
-    miou,
-    overlaps,
-)
+from steadygaze.data.datasets.acdc import ACDC, ACDC_CONDITIONS, acdc_condition
 from steadygaze.errors import InputError
-from steadygaze.quantity import Quantity, plural
-from steadygaze.robustness.segmentation import CITYSCAPES_C, NOISE, label_map, mean_miou, retention
+from steadygaze.quantity import Quantity, iou_from_counts, plural
+from steadygaze.robustness.mean_miou import CITYSCAPES_C, NOISE, mean_miou, retention
 from steadygaze.runs.card import Card, Details
-from steadygaze.runs.evaluator import BROKEN_LOGITS, Evaluator, Measurement
 from steadygaze.runs.settings import (
+    BROKEN_LOGITS,
     CLEAN,
     Condition,
     Figure,
+    Measurement,
     SampleImage,
     Score,
     Setting,
@@ -52,7 +43,6 @@ from steadygaze.runs.settings import (
     Views,
     share,
 )
-from steadygaze.runs.source import Batch, ImageView
 from steadygaze.runs.statistics import draws
 from steadygaze.runs.suite import Suite, register_suite
 from steadygaze.runs.suites.corruptions import (
@@ -65,6 +55,12 @@ from steadygaze.runs.suites.corruptions import (
     severities_of,
     severity_lines,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from steadygaze.runs.evaluator import Evaluator
+    from steadygaze.runs.source import Batch, ImageView
 
 CONDITION = "acdc/"  # begins the labels of the conditions of ACDC
 FEW = 8  # classes whose IoU is printed one by one
@@ -119,6 +115,11 @@ class Segmentation(Suite):
 
     def measure(self, evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:
         """miou of each image, with its counts."""
+        import torch
+
+        from steadygaze.data.label_maps import confusion, miou, overlaps
+        from steadygaze.robustness.segmentation import label_map
+
         assert batch.label_maps is not None
         parts = batch.first.split(evaluator.batch_size)
         predicted = torch.cat([label_map(evaluator.model, part) for part in parts])
@@ -221,6 +222,10 @@ def condition_scores(card: Card) -> Iterator[Score]:
 
 def _tinted(evaluator: Evaluator, pixels: np.ndarray) -> Image.Image:
     """The image, half of it the color of the predicted class: each class has a hue of its own."""
+    import torch
+
+    from steadygaze.robustness.segmentation import label_map
+
     image = evaluator.normalize(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None])
     predicted = label_map(evaluator.model, image)[0].cpu().numpy()
     hues = np.array([hsv_to_rgb((0.62 + 0.618034 * c) % 1, 0.8, 0.9) for c in range(256)])
@@ -229,6 +234,8 @@ def _tinted(evaluator: Evaluator, pixels: np.ndarray) -> Image.Image:
 
 def packed(counts: Int[Tensor, "3 c"]) -> np.ndarray:
     """[class, correct, predicted, true, ...] of the classes that are there."""
+    import torch
+
     present = counts[1:].sum(0).nonzero()[:, 0]
     return torch.stack([present, *counts[:, present]], 1).flatten().cpu().numpy()
 

@@ -12,21 +12,32 @@ run.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from steadygaze.data.datasets.imagenet import PERTURBATIONS
 from steadygaze.errors import InputError
 from steadygaze.quantity import Quantity
-from steadygaze.robustness.corruptions.corrupt import check_settings
 from steadygaze.robustness.scores import ALEXNET_FLIPS, flip_probability, top5_distance
-from steadygaze.robustness.sequences import SETTINGS, sequence
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
-from steadygaze.runs.settings import BarChart, Condition, Figure, Score, Setting, Table, Views, bar, share
-from steadygaze.runs.source import Batch, ImageView
+from steadygaze.runs.settings import (
+    BarChart,
+    Condition,
+    Figure,
+    Measurement,
+    Score,
+    Setting,
+    Table,
+    Views,
+    bar,
+    share,
+)
 from steadygaze.runs.suite import Suite, register_suite
+
+if TYPE_CHECKING:
+    from steadygaze.runs.evaluator import Evaluator
+    from steadygaze.runs.source import Batch, ImageView
 
 FLIPS = share("flips", better="lower", summary="share of frames whose prediction changes")
 TOP5_DISTANCE = Quantity("top5_distance", better="lower")
@@ -53,6 +64,9 @@ class Sequences(Suite):
     tiles: ClassVar = {("sequences", "mfr"): "mean flip rate"}
 
     def conditions(self, evaluator: Evaluator) -> Iterator[Condition]:
+        from steadygaze.robustness.corruptions.corrupt import check_settings
+        from steadygaze.robustness.sequences import SETTINGS
+
         side = square_side(evaluator, self.name)
         metrics = (FLIPS, TOP5_DISTANCE) if evaluator.classes >= 6 else (FLIPS,)
         if evaluator.classes < 6:
@@ -65,6 +79,8 @@ class Sequences(Suite):
             yield Condition(self.name, (setting,), metrics, views=frames[name][0])
 
     def make(self, image: ImageView, condition: Condition) -> Views:
+        from steadygaze.robustness.sequences import sequence
+
         side = image.pixels().shape[0]
         return sequence(image.uncropped(), condition.setting.name, seed=image.seed, size=side)
 
@@ -84,7 +100,7 @@ class Sequences(Suite):
 def measure_flips(evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:
     """flips and top5_distance of videos, the views of each image."""
     logits = evaluator.logits(batch.views.flatten(0, 1)).unflatten(0, batch.views.shape[:2])
-    broken = broken_rows(logits)
+    broken = evaluator.broken_rows(logits)
     frames = logits.double().nan_to_num(0.0).cpu().numpy()
     name, measurements = condition.setting.name, []
     for metric in condition.metrics:

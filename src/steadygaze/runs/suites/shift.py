@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -24,7 +24,7 @@ from steadygaze.data.folders import Item
 from steadygaze.data.images import names_hash
 from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Evaluator, Measurement
+from steadygaze.runs.jobs import RunImage
 from steadygaze.runs.settings import (
     CONFIDENCE,
     ECE,
@@ -33,6 +33,7 @@ from steadygaze.runs.settings import (
     BarChart,
     Condition,
     Figure,
+    Measurement,
     Score,
     Setting,
     Table,
@@ -40,10 +41,13 @@ from steadygaze.runs.settings import (
     bar,
     restricted,
 )
-from steadygaze.runs.source import Batch, ImageView, RunImage
 from steadygaze.runs.suite import ImageSet, Option, Suite, register_suite
 from steadygaze.runs.suites import corruptions, sequences
 from steadygaze.runs.suites.sequences import FLIPS, TOP5_DISTANCE
+
+if TYPE_CHECKING:
+    from steadygaze.runs.evaluator import Evaluator
+    from steadygaze.runs.source import Batch, ImageView
 
 CORRUPTED, VIDEOS = "imagenet-c", "imagenet-p"  # sets whose parts are settings of their own
 FRAMES = 31  # of a published video, about

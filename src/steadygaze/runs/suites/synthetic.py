@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -29,7 +29,6 @@ from steadygaze.robustness.synthetic import (
     vary,
 )
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Evaluator
 from steadygaze.runs.settings import (
     TOP1,
     Condition,
@@ -43,9 +42,12 @@ from steadygaze.runs.settings import (
     Views,
     level_text,
 )
-from steadygaze.runs.source import ImageView, Pixels
 from steadygaze.runs.suite import Option, Suite, register_suite
 from steadygaze.runs.suites.sequences import square_side
+
+if TYPE_CHECKING:
+    from steadygaze.runs.evaluator import Evaluator
+    from steadygaze.runs.source import ImageView, Pixels
 
 GRAY = 128
 BACKGROUND = "background"

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from PIL import Image
 
 from steadygaze.data.datasets.tree import abbreviated
@@ -27,13 +26,10 @@ from steadygaze.data.datasets.vqa import VisualQuestionItem, read_vqa
 from steadygaze.data.folders import Item
 from steadygaze.data.images import names_hash, read_image
 from steadygaze.errors import InputError, UnsupportedModelError
-from steadygaze.questions.text import find_tokenizer
-from steadygaze.questions.vqa import answer_logits, answers_questions
 from steadygaze.robustness.vqa import vqa_accuracy
 from steadygaze.runs.card import Card
-from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
-from steadygaze.runs.settings import Condition, Figure, Score, Setting, Table, Views, share
-from steadygaze.runs.source import Batch, ImageView, RunImage
+from steadygaze.runs.jobs import RunImage
+from steadygaze.runs.settings import Condition, Figure, Measurement, Score, Setting, Table, Views, share
 from steadygaze.runs.suite import ImageSet, Suite, register_suite
 from steadygaze.runs.suites.corruptions import (
     CORRUPTION_OPTIONS,
@@ -42,6 +38,10 @@ from steadygaze.runs.suites.corruptions import (
     error_bars,
     severities_of,
 )
+
+if TYPE_CHECKING:
+    from steadygaze.runs.evaluator import Evaluator
+    from steadygaze.runs.source import Batch, ImageView
 
 ACCURACY = share("vqa_accuracy", "VQA accuracy")
 MEAN_ACCURACY = share("mean_vqa_accuracy", "mean VQA accuracy")
@@ -93,6 +93,9 @@ class VisualQuestions(Suite):
         }
 
     def image_sets(self, evaluator: Evaluator) -> Iterator[ImageSet]:
+        from steadygaze.questions.text import find_tokenizer
+        from steadygaze.questions.vqa import answers_questions
+
         if not answers_questions(evaluator.model):
             raise UnsupportedModelError(
                 f"vqa: expected a ViltForQuestionAnswering, got {type(evaluator.model).__name__}"
@@ -116,6 +119,10 @@ class VisualQuestions(Suite):
 
     def measure(self, evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:
         """The accuracy of each question's answer."""
+        import torch
+
+        from steadygaze.questions.vqa import answer_logits
+
         items = [self.items[image.name] for image in batch.images]
         questions = [item.question for item in items]
         parts = []
@@ -126,7 +133,8 @@ class VisualQuestions(Suite):
         names: dict[int, str] = evaluator.model.config.id2label  # type: ignore[union-attr, assignment]
         given = [names[index] for index in logits.nan_to_num(0.0).argmax(1).tolist()]
         values = [vqa_accuracy(answer, item.answers) for answer, item in zip(given, items, strict=True)]
-        return [Measurement(condition.setting, ACCURACY, np.array(values), None, broken_rows(logits))]
+        broken = evaluator.broken_rows(logits)
+        return [Measurement(condition.setting, ACCURACY, np.array(values), None, broken)]
 
     def scores(self, card: Card) -> Iterator[Score]:
         settings = by_corruption(card, self.name, self.name, ACCURACY)
