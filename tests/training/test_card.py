@@ -58,9 +58,10 @@ def test_one_page_before_and_after(runs, tmp_path):
     values = {metric["name"]: metric["value"] for metric in results["metrics"]}
     assert values["clean: top-1"] == 100.0 and any("removal" in name for name in values), "after"
     assert len(values) == 3, "accuracy, corruptions, removal; the rest is in the table"
+    assert metadata["library_name"] == "timm"
     assert "robustness" in metadata["tags"] and "license" not in metadata and "# license:" in head
     assert re.search(r"\| clean: top-1 ↑ \| [\d.]+ \| 100\.0 \[[\d.]+, 100\.0\] \|", body), "intervals"
-    assert "```sh\nsteadygaze " in body and "12 images are few" in body
+    assert "```sh\nsteadygaze" in body and "12 images are few" in body
     page = (tmp_path / "card" / "card.html").read_text()
     for words in (
         "Accuracy and robustness",

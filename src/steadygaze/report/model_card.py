@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from steadygaze.report.comparison import short_list
@@ -22,6 +21,7 @@ from steadygaze.runs.settings import CLEAN, TOP1
 from steadygaze.runs.statistics import markdown_text, small_sample_note, told_apart
 
 HOME = "https://github.com/steadygaze/steadygaze"
+LIBRARIES = ("open_clip", "timm", "transformers")  # the names of the hub are those of `LoadedModel.source`
 TAGS = ("image-classification", "robustness", "explainability", "steadygaze")
 CORRUPTION_SCORES = ("mce", "mean_error")  # the first one that was measured
 ATTACKS = ("autoattack", "attacks")  # suites; the second only where the first did not run
@@ -36,7 +36,7 @@ def model_card(comparison: Comparison, faithfulness: Sequence[FaithfulnessChange
     facts = after.run["settings"]
     versions = ", ".join(f"{library} {version}" for library, version in facts["versions"].items())
     command = after.run.get("about", {}).get("command", "")
-    library = library_of(str(after.model))
+    library = after.run.get("about", {}).get("library", "")
     metrics = [
         *(
             _metric(f"{c.setting.words}: {c.quantity.words}", c.quantity.name, c.scale * c.after.mean)
@@ -51,7 +51,7 @@ def model_card(comparison: Comparison, faithfulness: Sequence[FaithfulnessChange
     lines = [
         "---",
         "# license: apache-2.0  # of your weights: choose one and remove the first #",
-        *([f"library_name: {library}"] if library else []),
+        *([f"library_name: {library}"] if library in LIBRARIES else []),
         "tags:",
         *(f"- {tag}" for tag in TAGS),
         "model-index:",
@@ -118,33 +118,6 @@ def headlines(changes: Sequence[Change]) -> Iterator[Change]:
         yield from under
         if under:
             break
-
-
-def library_of(model: str) -> str:
-    """The hub's name of the library that builds a model of this name; "" where it is unknown.
-
-    Examples:
-        >>> library_of("deit_tiny_patch16_224"), library_of("google/vit-base-patch16-224")
-        ('timm', 'transformers')
-        >>> library_of("./runs/tap"), library_of("embedded")
-        ('', '')
-    """
-    if model.startswith("open_clip:"):
-        return "open_clip"
-    if model.startswith(("timm/", "hf-hub:timm/")):
-        return "timm"
-    if Path(model).exists():
-        return ""  # a folder of weights, of any library
-    owner, slash, rest = model.partition("/")
-    if slash and owner not in ("", ".", "..", "~") and "/" not in rest and ":" not in model:
-        return "transformers"
-    if slash or ":" in model:
-        return ""
-    from steadygaze.loading.load import list_models
-
-    architecture = model.partition(".")[0]  # without the tag of the weights
-    libraries = [info.library for info in list_models(architecture) if info.name == architecture]
-    return "timm" if libraries == ["timm"] else ""
 
 
 def _interval(card: Any, change: Change) -> tuple[float, float]:
