@@ -14,7 +14,7 @@ from oracles import faithfulness as oracle
 from oracles.models import random_images, tiny
 from steadygaze.faithfulness import Batch, evaluate
 from steadygaze.results.attribution import concatenate
-from steadygaze.results.check import draw_check
+from steadygaze.results.check import axis_limits, draw_check
 
 NUMBERS = ("whole", "insertion", "deletion", "chance", "versus_chance", "spread")
 
@@ -226,6 +226,14 @@ def test_the_curves_are_drawn_where_they_are() -> None:
     red = [y for y, (r, g, b) in enumerate(columns) if r > 150 and g < 110 and b < 80]
     blue = [y for y, (r, g, b) in enumerate(columns) if b > 120 and r < 90]
     assert blue and red and max(blue) < min(red)
+
+
+def test_the_maps_of_one_image_share_an_axis() -> None:
+    high, low = made(0.3), made(0.0, whole=torch.tensor([0.4]))
+    assert axis_limits([low])[1] < axis_limits([high])[1]
+    assert axis_limits([high]) == axis_limits([low, high]) == axis_limits([high, low])
+    shared = draw_check(low, width=300, limits=axis_limits([low, high]))
+    assert shared.tobytes() != draw_check(low, width=300).tobytes()
 
 
 def test_a_folder_keeps_the_checks(att: sg.Attribution, model: nn.Module, tmp_path: Path) -> None:

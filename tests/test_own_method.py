@@ -1,6 +1,7 @@
 """docs/howto/own_method.md: its blocks run one after the other, and the table of the Trace is true."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from steadygaze.cli import app
 from steadygaze.faithfulness.metric import METRICS
 from steadygaze.methods.registry import METHODS
 from steadygaze.trace.capture import Trace
+from steadygaze.trace.query import Query
 
 PAGE = (Path(__file__).parents[1] / "docs" / "howto" / "own_method.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -33,7 +35,6 @@ def test_the_page_runs(registered, capsys: pytest.CaptureFixture[str]) -> None:
         exec(block, names)
     out = capsys.readouterr().out
     assert out.count("torch.Size([2, 8, 8])") == 4
-    assert "5 (2, 8, 8, 128) (2, 4, 65, 65) (2,)" in out, "as its comment says"
     assert len(names["rows"]) == 2
     model, images = names["model"], names["images"]
     once = sg.explain(model, images, target=3, method="occlusion", score="log_odds").scores
@@ -41,17 +42,14 @@ def test_the_page_runs(registered, capsys: pytest.CaptureFixture[str]) -> None:
     assert torch.allclose(once, own, atol=1e-4)
 
 
-def test_the_table_names_everything_public() -> None:
-    public = {name for name in vars(Trace) if not name.startswith("_")} | {"target", "quantity", "memory"}
-    inner = {
-        "seen",
-        "bias_rest",
-        "bias_maps",
-        "pooling",
-        "run",
-    }  # of hierarchical models and attention pooling
-    listed = set(re.findall(r"`trace\.(\w+)", PAGE))
-    assert public - inner == listed
+@pytest.mark.parametrize(("kind", "prefix"), [(Trace, "trace"), (Query, "query")])
+def test_tables_and_examples_name_everything_public(kind: type, prefix: str) -> None:
+    names = set(vars(kind)) | {field.name for field in fields(kind)}
+    public = {name for name in names if not name.startswith("_")}
+    tables = "\n".join(line for line in PAGE.splitlines() if line.startswith("|"))
+    assert public == set(re.findall(rf"`{prefix}\.(\w+)", tables))
+    tours = "\n".join(block for block in BLOCKS if "tour" in block)
+    assert public == set(re.findall(rf"\b{prefix}\.(\w+)", tours))
 
 
 def test_a_plugin_file_registers_for_any_command(registered, tmp_path: Path) -> None:

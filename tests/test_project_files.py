@@ -11,7 +11,8 @@ import yaml
 import steadygaze as sg
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 YAML_FILES = [*WORKFLOWS, *sorted((ROOT / ".github").rglob("ISSUE_TEMPLATE/*.yml"))]
 YAML_FILES += [ROOT / ".github" / "dependabot.yml", ROOT / ".pre-commit-config.yaml", ROOT / "CITATION.cff"]
@@ -84,6 +85,39 @@ def test_the_changelog_has_the_version() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## (\S+)", changelog, flags=re.MULTILINE)
     assert headings[0] == sg.__version__
+
+
+def test_links_of_the_description_on_pypi_are_absolute_and_lead_to_files() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    hook = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    assert [fragment["path"] for fragment in hook["fragments"]] == ["README.md"]
+    for substitution in hook["substitutions"]:
+        text = re.sub(substitution["pattern"], substitution["replacement"], text)
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(links) > 80 and not [link for link in links if not link.startswith(("https://", "#"))]
+    source = PROJECT["urls"]["Source"]
+    raw = source.replace("github.com", "raw.githubusercontent.com")
+    files = [
+        link.removeprefix(f"{home}/main/")
+        for home in (raw, f"{source}/blob")
+        for link in links
+        if home in link
+    ]
+    assert len(files) > 60 and not [file for file in files if not (ROOT / file.partition("#")[0]).exists()]
+
+
+@pytest.mark.parametrize("path", [ROOT / "CONTRIBUTING.md", ROOT / "README.md"], ids=lambda path: path.name)
+def test_the_paths_that_a_page_names_exist(path: Path) -> None:
+    """In code, as links, and as places inside src/steadygaze; patterns and names in <> are not files."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    quoted = re.findall(r"`((?:[\w.-]+/)+[\w.-]*|[\w-]+\.py)(?:::\w+)?`", text)
+    linked = [link.partition("#")[0] for link in re.findall(r"\]\((?!https?://|#)([^)\s]+)\)", text)]
+    commands = re.findall(r"(?:python|pytest) ((?:[\w-]+/)+[\w.-]+)", path.read_text(encoding="utf-8"))
+    made = {"site/"}
+    homes = [ROOT, ROOT / "src" / "steadygaze", ROOT / "tests" / "methods"]
+    named = {*quoted, *linked, *commands} - made
+    assert len(named) > 10
+    assert not [name for name in named if not any((home / name).exists() for home in homes)]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

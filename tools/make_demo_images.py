@@ -3,7 +3,8 @@
     python tools/make_demo_images.py src/steadygaze/assets/demo
 
 The cat is a photograph, the horse a silhouette on a drawn meadow, both from scikit-image; the others are
-drawn here. Sources and licenses are in the folder's README.md.
+drawn here. Sources and licenses are in the folder's README.md. The page of the demo shows the photograph as
+it is, too: `demo_photograph.jpg` in the folder above.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
+from skimage.data import chelsea
 
 SIDE, SCALE = 96, 8
 FULL = SIDE * SCALE
@@ -106,8 +108,6 @@ def horse() -> Image.Image:
 
 
 def cat() -> Image.Image:
-    from skimage.data import chelsea
-
     return Image.fromarray(chelsea()).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
 
 
@@ -118,6 +118,9 @@ def main() -> None:
     for make in (airplane, cat, horse, ship):
         make().save(folder / f"{make.__name__}.png", optimize=True)
         print(folder / f"{make.__name__}.png")
+    photograph = folder.parent / "demo_photograph.jpg"
+    Image.fromarray(chelsea()).save(photograph, quality=90)
+    print(photograph)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python tools/readme_figures.py [--checkpoint deit_tiny_patch16_224.safetensors] [--dinov2 FILE]
 
-`explain.png`, `scores.png`, `check.png` and `patch_fool.png` need DeiT-Tiny (from the hub, or the
-checkpoint) and the photographs of scikit-image.
-`stress.png` and `steady.png` draw tables of docs/evidence, whose rows are committed. `leaderboard.png` is
-drawn by `python -m benchmarks.leaderboard`.
+`first.png`, `explain.png`, `scores.png`, `check.png` and `patch_fool.png` need DeiT-Tiny (from the hub, or
+the checkpoint) and the photographs of scikit-image.
+`stress.png`, `steady.png` and `strip_training.png` draw tables of docs/evidence, whose rows are committed.
+`leaderboard.png` is drawn by `python -m benchmarks.leaderboard`.
 """
 
 import argparse
@@ -43,6 +43,18 @@ def draw_explain(checkpoint: Path | None) -> None:
     attributions = sg.explain(loaded, images, method=METHODS)
     grid = comparison_grid([loaded.to_image(image) for image in images], attributions, cell=176)
     _save_small(grid, "explain.png")
+
+
+def draw_first(checkpoint: Path | None) -> None:
+    """What the first lines of README.md write: one photograph, its map, and the check of the map."""
+    from PIL import Image
+    from skimage import data
+
+    import steadygaze as sg
+
+    loaded = sg.load_model("deit_tiny_patch16_224", checkpoint=checkpoint)
+    att = sg.explain(loaded, Image.fromarray(data.chelsea()), check=True)
+    _save_small(att.figure(cell=260), "first.png")
 
 
 def draw_scores(checkpoint: Path | None) -> None:
@@ -131,11 +143,30 @@ def draw_strip(checkpoint: Path | None, dinov2: Path | None) -> None:
                 transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
             ]
         )
-        colors = sg.features(model, photo, transform=steps).pca(3).colors[0]
+        features = sg.features(model, photo, transform=steps)
+        colors = features.pca(3).colors[0]
         tiles["features"] = Image.fromarray((255 * colors.numpy()).astype(np.uint8))
+        tiles["point"] = _like_the_eye(features, photo)
     for name, tile in tiles.items():
         smooth = Image.Resampling.BICUBIC
         _save_small(tile.convert("RGB").resize((160, 160), smooth), f"strip_{name}.png")
+
+
+def _like_the_eye(features: Any, photo: Any) -> Any:
+    """The photograph colored by the cosine of each patch with the left eye, which is marked."""
+    import numpy as np
+    from PIL import Image, ImageDraw
+
+    from steadygaze.results.drawing import paint
+
+    side, row, column = 448, 12, 11
+    alike = Image.fromarray(features.similarity(0, (row, column))[0].numpy())
+    smooth = np.asarray(alike.resize((side, side), Image.Resampling.BICUBIC))
+    tile = paint(smooth, photo.convert("RGB").resize((side, side)))
+    step = side / alike.width
+    x, y = (column + 0.5) * step, (row + 0.5) * step
+    ImageDraw.Draw(tile).ellipse((x - 18, y - 18, x + 18, y + 18), outline="white", width=7)
+    return tile
 
 
 def _save_small(figure: Any, name: str) -> None:
@@ -184,6 +215,27 @@ def draw_steady() -> None:
     _save(figure, "steady.png")
 
 
+def draw_strip_training() -> None:
+    """The tile of the strip: accuracy on breeds not used for training, and on ImageNet, before and after."""
+    from matplotlib import pyplot
+
+    page = ROOT / "docs" / "evidence" / "training.md"
+    lines = _table(page, "| variant | rate | seeds")
+    before = next(cells for cells in lines if cells[0] == "before")
+    change = next(cells for cells in lines if cells[0] == RELEVANCE)
+    figure, axes = pyplot.subplots(figsize=(1.6, 1.6), dpi=200)
+    for column, name, color in ((3, "new breeds", WARM), (8, "ImageNet", COOL)):
+        gain = float(change[column].split()[0])
+        start = float(before[column])
+        axes.plot([0, 1], [start, start + gain], "o-", color=color, linewidth=2.5, markersize=5)
+        axes.text(1.12, start + gain, f"{gain:+.1f}", color=color, fontsize=9, va="center", weight="bold")
+        axes.text(0.5, start + gain / 2 + 3.5, name, color=color, fontsize=7.5, ha="center")
+    axes.set(xlim=(-0.3, 1.75), ylim=(22, 80), xticks=[0, 1], yticks=[])
+    axes.set_xticklabels(["before", "after"], fontsize=8)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    _save(figure, "strip_training.png")
+
+
 def _table(path: Path, head: str) -> list[list[str]]:
     """The lines of the Markdown table that begins with `head`, as cells."""
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -213,12 +265,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--dinov2", type=Path, help="weights of DINOv2 ViT-S/14, for strip_features.png")
+    parser.add_argument("--dinov2", type=Path, help="weights of DINOv2 ViT-S/14, for two tiles of the strip")
     parser.add_argument("--only-tables", action="store_true", help="only figures of tables")
     options = parser.parse_args()
     draw_stress()
     draw_steady()
+    draw_strip_training()
     if not options.only_tables:
+        draw_first(options.checkpoint)
         draw_explain(options.checkpoint)
         draw_scores(options.checkpoint)
         draw_check(options.checkpoint)

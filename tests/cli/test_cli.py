@@ -1,5 +1,7 @@
 """The command line, run in this process."""
 
+import ast
+import html
 import inspect
 import json
 import re
@@ -252,7 +254,13 @@ def test_demo(tmp_path):
     assert len(manifest(tmp_path)["methods"]) == 6
     page = (tmp_path / "index.html").read_text()
     shown = re.findall(r'<img src="([^"]+)"', page)
-    assert len(shown) == 4 and all((tmp_path / name).is_file() for name in shown)
+    assert len(shown) == 8 and all((tmp_path / name).is_file() for name in shown)
+    chances = [
+        float(number) for number in re.findall(r"<figcaption>(?:clean|severity \d): cat ([\d.]+) %", page)
+    ]
+    assert chances[0] > max(chances[1:], default=0), "the corruption harms"
+    for line in re.findall(r"<pre[^>]*>(sg\..*)</pre>", page):
+        ast.parse(html.unescape(line))
     assert "http" not in page, "it opens offline"
 
 

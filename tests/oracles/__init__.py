@@ -21,7 +21,10 @@ METHODS_HOME: dict[str, ModuleType] = {
             "raw_attention rollout attcam genatt gradsam attn_grad tokentm beyond_intuition "
             "beyond_intuition_token",
         ),
-        (gradient, "vanilla_grad vanilla_grad_norm ixg attixg fullgrad fullgrad_plus integrated_gradients"),
+        (
+            gradient,
+            "vanilla_grad vanilla_grad_norm ixg attixg fullgrad fullgrad_plus integrated_gradients",
+        ),
         (
             cam,
             "gradcam xgradcam xgradcam_plus gradcam_plus_plus hirescam elementwise_gradcam layercam "

@@ -59,6 +59,8 @@ def test_the_command(settings: dict, entries: list[str], comment: str, tmp_path:
     done = CliRunner().invoke(app, ["cite", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert done.output.startswith("@software{steadygaze,") and comment in done.output
+    software = done.output.partition("\n}")[0]
+    assert "  year = {2026},\n  url = {https://github.com/steadygaze/steadygaze}," in software
     assert [line.partition("{")[2].rstrip(",") for line in done.output.splitlines() if line[:1] == "@"][
         1:
     ] == entries

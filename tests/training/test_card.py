@@ -53,10 +53,15 @@ def test_one_page_before_and_after(runs, tmp_path):
     head, _, body = (
         (tmp_path / "card" / "model-card.md").read_text().removeprefix("---\n").partition("\n---\n")
     )
-    (results,) = yaml.safe_load(head)["model-index"][0]["results"]
+    metadata = yaml.safe_load(head)
+    (results,) = metadata["model-index"][0]["results"]
     values = {metric["name"]: metric["value"] for metric in results["metrics"]}
     assert values["clean: top-1"] == 100.0 and any("removal" in name for name in values), "after"
-    assert "| clean: top-1 ↑ | " in body and "```sh\nsteadygaze " in body and "12 images are few" in body
+    assert len(values) == 3, "accuracy, corruptions, removal; the rest is in the table"
+    assert metadata["library_name"] == "timm"
+    assert "robustness" in metadata["tags"] and "license" not in metadata and "# license:" in head
+    assert re.search(r"\| clean: top-1 ↑ \| [\d.]+ \| 100\.0 \[[\d.]+, 100\.0\] \|", body), "intervals"
+    assert "```sh\nsteadygaze" in body and "12 images are few" in body
     page = (tmp_path / "card" / "card.html").read_text()
     for words in (
         "Accuracy and robustness",

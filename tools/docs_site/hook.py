@@ -32,6 +32,7 @@ OUTSIDE = {  # pages of the repository's root -> where they are in the site
 SHIM = "https://unpkg.com/iframe-worker/shim"  # what the offline plugin loads from the network
 LOCAL_SHIM = "assets/search_from_disk.js"
 EXTERNAL = re.compile(r"<(?:script|link|img)\b[^>]*\b(?:src|href)=[\"']?(https?://[^\"'\s>]+)")
+BADGE = re.compile(r"^\[!\[[^\]]*\]\(https://[^)]*\)\]\([^)]*\)$")  # images of other servers
 LOG = logging.getLogger("mkdocs.hooks.steadygaze")
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 _generated: dict[str, str | bytes] = {}
@@ -54,7 +55,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Links that leave docs/ lead to a copy in the site, which is added when it is linked."""
     home = {site: source for source, site in OUTSIDE.items()}.get(page.file.src_uri)
     here = PurePosixPath(home) if home else PurePosixPath("docs") / page.file.src_uri
-    lines = markdown.split("\n")
+    lines = [line for line in markdown.split("\n") if not BADGE.match(line)]
     fenced = False
     for i, line in enumerate(lines):
         fenced ^= line.lstrip().startswith("```")

@@ -365,7 +365,7 @@ def write_card_page(
         masked=[bool(masked_models(side)) for side in sections],
     )
     if with_model_card:
-        text = model_card(comparison, faithfulness, short_list(comparison.changes))
+        text = model_card(comparison, faithfulness)
         files += write_all({request.out / "model-card.md": text})
     for file in files:
         print_line(console, f"wrote {file}")

@@ -188,7 +188,7 @@ def demo(
         code = run(request)
         if not code:
             images = sorted(folder.glob("*.png"))
-            page = write_demo(request.load(request.device), images, "grid.png", out)
+            page = write_demo(request.load(request.device), images, DEMO_METHODS, out)
             print_line(stdout(), f"the whole thought on one page: {page}", "bold")
     raise typer.Exit(code)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from steadygaze import __version__
 from steadygaze.report.pages import environment, write_all
@@ -13,79 +15,111 @@ from steadygaze.report.pages import environment, write_all
 if TYPE_CHECKING:
     from steadygaze.loading.loaded import LoadedModel
 
-SEVERITIES = (1, 3, 5)
-SHOWN = ("gaze_outline", "rollout")
+CHECKED = ("gaze_outline", "gae", "attcat", "rollout")
+CORRUPTION, SEVERITIES = "shot_noise", (1, 3, 5)
+PHOTOGRAPH = "demo_photograph.jpg"  # of the example image of the cat, whole and large
+SIDE = 256  # of the images that the page shows enlarged
 
 
-def write_demo(loaded: LoadedModel, images: Sequence[Path], grid: str, out: Path) -> Path:
-    """Write attention.png, check.png, fog.png, index.html and the images themselves, in folders of their
-    classes, into `out`; returns the page.
+@dataclass(frozen=True)
+class Shown:
+    """An image file beside the page."""
+
+    file: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section of the page: one wide figure or several images, and the code that makes them."""
+
+    title: str
+    text: str
+    code: str
+    figure: str = ""
+    images: Sequence[Shown] = ()
+
+
+def write_demo(loaded: LoadedModel, images: Sequence[Path], methods: Sequence[str], out: Path) -> Path:
+    """Write index.html, its figures, and the images themselves in folders of their classes, into `out`;
+    returns the page.
 
     Args:
-        grid: Name of the file with the methods side by side, in `out`.
+        methods: Those that are shown side by side.
     """
     from steadygaze.look.attention import attention
     from steadygaze.methods.explain import explain
 
-    cat = next((file for file in images if file.stem == "cat"), images[0])
-    attention(loaded, cat).figure(layer=-1).save(out / "attention.png")
-    checked = explain(loaded, [str(file) for file in images], method=list(SHOWN), check=True)
-    checked.figure().save(out / "check.png")
-    foggy, predictions = _in_fog(loaded, cat)
-    foggy.save(out / "fog.png")
-    parts: list[dict[str, Any]] = [
-        {
-            "title": "Look: what do the heads attend to?",
-            "text": "Attention of the class token to the patches in the last block, one map for each head. "
-            "Attention says where the model reads, not what it does with it.",
-            "file": "attention.png",
-            "code": 'sg.attention(model, "cat.png").figure(layer=-1)',
-        },
-        {
-            "title": "Explain: which patches led to this prediction?",
-            "text": "Six methods side by side. They do not agree: which one is true?",
-            "file": grid,
-            "code": 'sg.explain(model, "cat.png", method=["gaze_outline", "gae", "attnlrp"])',
-        },
-        {
-            "title": "Check: is the map true?",
-            "text": "Below each map: the probability of the class while the brightest patches are removed "
-            "first, the dimmest first, and random ones. A true map has a red curve far below the gray one, "
-            "and a blue one above it.",
-            "file": "check.png",
-            "code": 'sg.explain(model, "cat.png", check=True).check_text()',
-        },
-        {
-            "title": "Stress: and in fog?",
-            "text": "The same image under the fog of ImageNet-C, severities 1, 3 and 5, each with the map of "
-            "what is predicted.",
-            "file": "fog.png",
-            "lines": predictions,
-            "code": "steadygaze stress --model embedded --data photos --suites corruptions --out run",
-        },
-    ]
-    text = (
-        environment()
-        .get_template("demo.html")
-        .render(model=loaded.name, count=len(images), parts=parts, version=__version__, colors=8)
-    )
     for file in images:  # folders of classes, as `verify` and `stress` take them
         (out / "photos" / file.stem).mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, out / "photos" / file.stem / file.name)
+    cat = next((file for file in images if file.stem == "cat"), images[0])
+    given = f'"{loaded.name}", "photos/{cat.stem}/{cat.name}"'
+    attention(loaded, cat).figure(layer=-1).save(out / "attention.png")
+    explained = explain(loaded, cat, method=list(methods))
+    explained.figure(cell=168).save(out / "methods.png")
+    explain(loaded, cat, method=list(CHECKED), check=True).figure().save(out / "check.png")
+    clean, *corrupted = _corrupted(loaded, cat, out)
+    parts = [
+        Part(
+            "Look: what do the heads attend to?",
+            "Attention of the class token to the patches in the last block, one map for each head. "
+            "Attention says where the model reads, not what it does with it.",
+            f"sg.attention({given}).figure(layer=-1)",
+            figure="attention.png",
+        ),
+        Part(
+            "Explain: which patches led to this prediction?",
+            "Methods side by side. They do not agree: which one is true?",
+            f"sg.explain({given}, method={_listed(methods)}).figure()",
+            figure="methods.png",
+        ),
+        Part(
+            "Check: is the map true?",
+            "Below each map: the probability of the class while the brightest patches are removed "
+            "first, the dimmest first, and random ones. A true map has a red curve far below the gray one, "
+            "and a blue one above it.",
+            f"sg.explain({given}, method={_listed(CHECKED)}, check=True).figure()",
+            figure="check.png",
+        ),
+        Part(
+            "Stress: and in poor light?",
+            f"The same image with the {CORRUPTION.replace('_', ' ')} of ImageNet-C, as in a photograph with "
+            f"too little light, at severities {', '.join(map(str, SEVERITIES))} of 5. "
+            "Below: the patches that led to what is then predicted.",
+            f"steadygaze stress --model {loaded.name} --data photos --suites corruptions --out run",
+            images=[clean, *corrupted],
+        ),
+    ]
+    page = environment().get_template("demo.html")
+    photograph = files("steadygaze") / "assets" / PHOTOGRAPH
+    (out / "photograph.jpg").write_bytes(photograph.read_bytes())
+    photo = Shown("photograph.jpg", "the photograph")
+    text = page.render(photo=photo, parts=parts, version=__version__, colors=8)
     return write_all({out / "index.html": text})[0]
 
 
-def _in_fog(loaded: LoadedModel, file: Path) -> tuple[Any, list[str]]:
-    """The image and its map at each severity, and what is predicted."""
-    import numpy as np
+def _listed(methods: Sequence[str]) -> str:
+    return "[" + ", ".join(f'"{method}"' for method in methods) + "]"
+
+
+def _corrupted(loaded: LoadedModel, file: Path, out: Path) -> list[Shown]:
+    """The input of the model, clean and at each severity, above its map; written to `out`."""
     from PIL import Image
 
     from steadygaze.data.images import read_image
     from steadygaze.methods.explain import explain
+    from steadygaze.results.check import stack
+    from steadygaze.results.drawing import enlarged
     from steadygaze.robustness.corruptions.corrupt import corrupt
 
-    clean = np.asarray(read_image(file))
-    views = {"clean": clean, **{f"fog {s}": corrupt(clean, "fog", s, seed=0) for s in SEVERITIES}}
+    clean = loaded.preprocess.pixels(read_image(file))
+    views = {"clean": clean, **{f"severity {s}": corrupt(clean, CORRUPTION, s, seed=0) for s in SEVERITIES}}
     att = explain(loaded, [Image.fromarray(view) for view in views.values()])
-    words = [f"{name}: {att.title(i)}" for i, name in enumerate(views)]
-    return att.figure(), words
+    shown = []
+    for i, (name, view) in enumerate(views.items()):
+        above = enlarged(Image.fromarray(view), SIDE)
+        written = f"{CORRUPTION}_{i}.png"
+        stack([above, att.overlay(above, i)]).save(out / written)
+        shown.append(Shown(written, f"{name}: {att.title(i)}"))
+    return shown

@@ -22,6 +22,7 @@ from steadygaze.files import FIGURE_FORMATS, write_figure, write_npz, write_png
 from steadygaze.notebook import figure, to_png
 from steadygaze.results.check import (
     RemovalCheck,
+    axis_limits,
     concatenate_checks,
     draw_check,
     draw_sentence,
@@ -424,13 +425,16 @@ def _checks_below(
 ) -> list[Image.Image | None]:
     """What stands under the columns of a row: curves and a sentence; [] if nothing was checked.
 
+    All curves of a row have one vertical scale, so that methods can be compared by eye.
     The sentence about a single map is under the image, where there is room.
     """
     if all(att.check is None for att in attributions.values()):
         return []
+    place = next(iter(attributions.values()))._place(index)
+    limits = axis_limits([att.check for att in attributions.values() if att.check is not None], place)
     curves, texts = [], []
     for att in attributions.values():
-        drawn = None if att.check is None else draw_check(att.check, att._place(index), width=cell)
+        drawn = None if att.check is None else draw_check(att.check, place, width=cell, limits=limits)
         curves.append(drawn)
         texts.append(draw_sentence(att.check_text(index, classes), width=cell))
     if with_image and len(curves) == 1:

@@ -252,7 +252,12 @@ TICKS = (1, 2, 2.5, 5, 10)
 
 
 def draw_check(
-    check: RemovalCheck, index: Any = 0, *, width: int = 224, font_size: int | None = None
+    check: RemovalCheck,
+    index: Any = 0,
+    *,
+    width: int = 224,
+    font_size: int | None = None,
+    limits: tuple[float, float] | None = None,
 ) -> Image.Image:
     """The removal curves of one map: the quantity over the share of patches that are removed.
 
@@ -261,17 +266,13 @@ def draw_check(
 
     Args:
         font_size: In pixels; by default as it fits the width.
+        limits: Ends of the vertical axis; by default `axis_limits` of this map.
     """
     font = load_font(font_size or max(10, width // 18))
     line = math.ceil(font.size * 1.35)
     height = round(0.52 * width)
-    whole = (0.0, float(check.whole[index]))
-    deletion = [whole, *zip(check.ratios, check.deletion[index].tolist(), strict=True)]
-    chance = [whole, *zip(check.ratios, check.chance[index].tolist(), strict=True)]
-    removed = [1 - ratio for ratio in reversed(check.ratios)]
-    insertion = [whole, *zip(removed, check.insertion[index].flip(-1).tolist(), strict=True)]
-    heights = [y for curve in (deletion, chance, insertion) for _, y in curve if math.isfinite(y)]
-    low, high = _limits(heights, probability=check.outputs in ("classes", "labels"))
+    deletion, chance, insertion = _curves(check, index)
+    low, high = limits or axis_limits([check], index)
     texts = [f"{100 * end:g} %" if check.outputs == "classes" else f"{end:.4g}" for end in (low, high)]
     left = math.ceil(max(font.getlength(text) for text in texts)) + 6
     right, top, bottom = width - 4, line // 2 + 2, line // 2 + 2 + height
@@ -309,8 +310,23 @@ def draw_check(
     return sheet
 
 
-def _limits(heights: Sequence[float], *, probability: bool) -> tuple[float, float]:
-    """The ends of the vertical axis: round numbers around the curves; probabilities begin at 0."""
+def _curves(check: RemovalCheck, index: Any) -> tuple[list[tuple[float, float]], ...]:
+    """Points (share of patches removed, quantity): brightest first, at random, dimmest first."""
+    whole = (0.0, float(check.whole[index]))
+    deletion = [whole, *zip(check.ratios, check.deletion[index].tolist(), strict=True)]
+    chance = [whole, *zip(check.ratios, check.chance[index].tolist(), strict=True)]
+    removed = [1 - ratio for ratio in reversed(check.ratios)]
+    insertion = [whole, *zip(removed, check.insertion[index].flip(-1).tolist(), strict=True)]
+    return deletion, chance, insertion
+
+
+def axis_limits(checks: Sequence[RemovalCheck], index: Any = 0) -> tuple[float, float]:
+    """The ends of one vertical axis for the curves of several methods on one image: round numbers around
+    them; probabilities begin at 0.
+    """
+    points = [point for check in checks for curve in _curves(check, index) for point in curve]
+    heights = [y for _, y in points if math.isfinite(y)]
+    probability = all(check.outputs in ("classes", "labels") for check in checks)
     low, high = min(heights, default=0.0), max(heights, default=1.0)
     low = 0.0 if probability else low
     span = max(high - low, 1e-6)

@@ -36,7 +36,7 @@ SUITES = ("corruptions", "attacks", "occlusion", "attention")
 @dataclass(frozen=True)
 class FaithfulnessChange:
     """One faithfulness number of a method, before and after: after minus before with its paired 95 %
-    interval."""
+    interval. after_low, after_high: the 95 % interval of the number after."""
 
     method: str
     metric: str
@@ -47,6 +47,8 @@ class FaithfulnessChange:
     high: float
     images: int
     quantity: Quantity
+    after_low: float
+    after_high: float
 
     @property
     def verdict(self) -> str:
@@ -233,6 +235,8 @@ def _change(one: Section, two: Section, metric: str, line: Line) -> Faithfulness
         if all(detail is not None for detail, _ in known):
             details = np.stack([detail[rank] for detail, rank in known if detail is not None])
     gap, low, high = difference(values, details, combine=combine, repeats=one.repeats, seed=one.seed)
-    was, now = (section.cells[metric, line].value for section in (one, two))
+    was, now = (section.cells[metric, line] for section in (one, two))
     images = int((~np.isnan(values).any(0)).sum())
-    return FaithfulnessChange("/".join(line), metric, was, now, gap, low, high, images, quantity)
+    return FaithfulnessChange(
+        "/".join(line), metric, was.value, now.value, gap, low, high, images, quantity, now.low, now.high
+    )

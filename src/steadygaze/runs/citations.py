@@ -22,6 +22,8 @@ SOFTWARE = f"""@software{{steadygaze,
   author = {{{{The steadygaze authors}}}},
   title = {{{{steadygaze: explain vision transformers, verify the explanations, measure robustness}}}},
   version = {{{__version__}}},
+  year = {{2026}},
+  url = {{https://github.com/steadygaze/steadygaze}},
 }}"""
 
 

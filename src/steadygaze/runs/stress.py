@@ -390,6 +390,7 @@ def _prepare_files(
     about = {
         **about_run(request),
         "given": request.origin(loaded),
+        "library": loaded.source,
         "classes": {} if names is None else {str(label): names[label] for label in labels},
     }
     return _prepared(
