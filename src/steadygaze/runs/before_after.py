@@ -108,14 +108,15 @@ def measure_sides(
     classes of both are compared before the data is read."""
     sides = [_side(side, name, request, world) for side, name in ((before, "before"), (after, "after"))]
     _check_classes(*sides)
-    from steadygaze.runs.stress import prepare_stress, run_stress
-    from steadygaze.runs.verify import prepare_verify, run_verify
+    if any(side.stress is not None for side in sides):  # runs that exist are read without importing torch
+        from steadygaze.runs.stress import prepare_stress, run_stress
+        from steadygaze.runs.verify import prepare_verify, run_verify
 
-    prepared = [prepare_stress(s.stress, world, s.loaded) if s.stress is not None else None for s in sides]
-    for side, ready in zip(sides, prepared, strict=True):
-        if side.stress is not None and side.verify is not None:
-            run_stress(side.stress, world, on_progress, ready)
-            run_verify(side.verify, world, on_progress, prepare_verify(side.verify, world))
+        prepared = [side.stress and prepare_stress(side.stress, world, side.loaded) for side in sides]
+        for side, ready in zip(sides, prepared, strict=True):
+            if side.stress is not None and side.verify is not None:
+                run_stress(side.stress, world, on_progress, ready)
+                run_verify(side.verify, world, on_progress, prepare_verify(side.verify, world))
     return [side.folder for side in sides]
 
 
