@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from jaxtyping import Float
 
 from steadygaze.errors import InputError, MethodUnavailableError
 from steadygaze.methods.registry import DEFAULT, parse_method, unavailable
@@ -25,7 +26,18 @@ from steadygaze.quantity import Quantity
 from steadygaze.robustness.patch_fool import STEPS, patch_fool
 from steadygaze.runs.card import Card, Key
 from steadygaze.runs.evaluator import Evaluator, Measurement, broken_rows
-from steadygaze.runs.settings import CLEAN, TOP1, BarChart, Condition, Figure, Setting, Table, bar
+from steadygaze.runs.settings import (
+    CLEAN,
+    TOP1,
+    BarChart,
+    Condition,
+    Figure,
+    Line,
+    LineChart,
+    Setting,
+    Table,
+    bar,
+)
 from steadygaze.runs.source import Batch
 from steadygaze.runs.suite import Option, Suite, Trial, register_suite
 from steadygaze.runs.suites.autoattack import parse_count
@@ -175,3 +187,30 @@ class PatchFool(Suite):
         if settings:
             caption = "one adversarial patch, at different places; whiskers are 95 % intervals"
             yield BarChart("Patch-Fool", bars, "robust accuracy, %", caption, highest=100)
+        for s in settings:
+            lines = []
+            for group, (metric, name) in enumerate(((AFTER, "after"), (BEFORE, "before"))):
+                layers = _by_layer(card, s.label, metric.name)
+                if len(layers):
+                    mean, half = layers.mean(0), 1.96 * layers.std(0) / len(layers) ** 0.5
+                    limits = list(zip((mean - half).tolist(), (mean + half).tolist(), strict=True))
+                    lines.append(Line(name, list(range(len(mean))), mean.tolist(), group, limits))
+            if lines:
+                yield LineChart(
+                    f"Attention to the attacked patch, at {s.level}",
+                    lines,
+                    "layer (0: the first)",
+                    "attention, 1: as to the average token",
+                    "mean over heads, queries, and images that are classified correctly without the attack",
+                    integers=True,
+                )
+
+
+def _by_layer(card: Card, label: str, metric: str) -> Float[np.ndarray, "images layers"]:
+    """The details of the images that have a value: not of those misclassified before the attack."""
+    if (label, metric) not in card.keys:
+        return np.empty((0, 0))
+    details = card.details(label, metric)
+    whole = details.lengths > 0
+    attacked = ~np.isnan(card.values(label, metric)[details.ranks[whole]])
+    return details.numbers.reshape(len(attacked), -1)[attacked] if len(attacked) else np.empty((0, 0))
