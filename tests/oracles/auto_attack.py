@@ -1,4 +1,4 @@
-"""APGD, FAB and Square (L∞) for one image, slow and obvious, from the algorithms of the papers.
+"""APGD, FAB and Square for one image, slow and obvious, from the algorithms of the papers.
 
 `model` maps one image (C,H,W) in [0, 1] to logits. Random numbers are given, so that others can use the same.
 """
@@ -112,26 +112,81 @@ def fab(model: Model, x: Tensor, y: int, target: int, norm: str, steps: int) -> 
     return found
 
 
-def square(model: Model, x: Tensor, y: int, stripes: Tensor, numbers: Tensor, epsilon: float) -> Tensor:
-    """Andriushchenko et al. 2020, algorithms 1 and 2; numbers in 0..1: of each query place and signs."""
+def bump(side: int, turned: bool) -> Tensor:
+    """Andriushchenko et al. 2020, section 4.2: a hill above a hollow, of length 1; turned: beside it."""
+
+    def hill(rows: int) -> Tensor:
+        value = torch.zeros(rows, side, dtype=torch.float64)
+        for r in range(rows):
+            for c in range(side):
+                distance = max(abs(r - rows // 2), abs(c - side // 2))
+                value[r, c] = sum(1 / (k + 1) ** 2 for k in range(distance, max(rows // 2, side // 2) + 1))
+        return value / value.norm() if rows else value
+
+    value = torch.cat([hill(side // 2), -hill(side - side // 2)])
+    return (value.T if turned else value) / value.norm()
+
+
+def square(
+    model: Model, x: Tensor, y: int, first: Tensor, numbers: Tensor, norm: str, epsilon: float
+) -> Tensor:
+    """Andriushchenko et al. 2020, algorithms 1 to 3, and the first change of section 4.
+
+    first, numbers: in 0..1, of the first change (L∞: signs of stripes; L2: of each tile whether it is turned,
+    and signs) and of each query (place, L2: of both windows and whether the bump is turned; signs).
+    """
 
     def margin(z: Tensor) -> float:
         logits = model(z).detach()
         return float(logits[y] - max(logits[k] for k in range(len(logits)) if k != y))
 
+    def of_length_epsilon(change: Tensor) -> Tensor:
+        return (x + epsilon * change / change.norm()).clip(0, 1)
+
     channels, height, width = x.shape
-    best = (x + epsilon * (2 * stripes - 1).sign()).clip(0, 1)
+    if norm == "linf":
+        best = (x + epsilon * (2 * first - 1).sign()).clip(0, 1)
+    else:
+        side = max(height // 5, 1)
+        margin_of_tiles = max((height - 5 * side) // 2, 0)
+        change = torch.zeros_like(x)
+        for tile, own in enumerate(first):
+            row, column = divmod(tile, width // side)
+            hills = bump(side, bool(own[0] > 0.5))
+            for r in range(side):
+                for c in range(side):
+                    at = margin_of_tiles + row * side + r, margin_of_tiles + column * side + c
+                    if at[0] < height and at[1] < width:
+                        change[:, *at] = hills[r, c] * (2 * own[1:] - 1).sign()
+        best = of_length_epsilon(change)
     for query, own in enumerate(numbers):
         if margin(best) <= 0:
             break
         share = 0.8 if query <= 10 else 0.4 if query <= 50 else 0.2 if query <= 200 else 0.1
-        side = max(round(sqrt(share * height * width)), 1)
-        top, left = int((height - side) * float(own[0])), int((width - side) * float(own[1]))
-        new = best.clone()
-        for c in range(channels):
-            sign = 1 if own[2 + c] > 0.5 else -1
-            new[c, top : top + side, left : left + side] += 2 * epsilon * sign
-        new = project(x, new, "linf", epsilon)
+        side = round(sqrt(share * height * width))
+        side = max(side, 1) if norm == "linf" else max(side + 1 - side % 2, 3)
+        side = min(side, height, width)
+        corners = [
+            (int((height - side) * float(own[k])), int((width - side) * float(own[k + 1]))) for k in (0, 2)
+        ]
+        here, there = ((slice(top, top + side), slice(left, left + side)) for top, left in corners)
+        if norm == "linf":
+            new = best.clone()
+            for c in range(channels):
+                new[c, *here] += 2 * epsilon * (1 if own[2 + c] > 0.5 else -1)
+            new = project(x, new, "linf", epsilon)
+        else:
+            change, moved = best - x, best - x
+            spare = max(epsilon**2 - float(change.norm()) ** 2, 0.0)
+            moved[:, *there] = 0
+            for c in range(channels):
+                union = torch.zeros(height, width, dtype=torch.bool)
+                union[here] = union[there] = True
+                old, sign = change[c, *here], 1 if own[5 + c] > 0.5 else -1
+                placed = sign * bump(side, bool(own[4] > 0.5)) + old / (old.norm() + 1e-12)
+                length = sqrt(spare / channels + float(change[c][union].square().sum()))
+                moved[c, *here] = length * placed / placed.norm()
+            new = of_length_epsilon(moved)
         if margin(new) < margin(best):
             best = new
     return best

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import steadygaze as sg
 from helpers.runs import image_folder
 from oracles import auto_attack as oracle
+from oracles import published_auto_attack as published
 from steadygaze.errors import InputError
 from steadygaze.robustness import autoattack
 from steadygaze.robustness.auto_attack import ATTACKS, _Attacker, dlr_targeted
@@ -75,7 +76,6 @@ def test_an_image_does_not_depend_on_its_neighbors(attack: str, norm: Any) -> No
 
 @pytest.mark.parametrize("norm", EPSILON)
 def test_each_attack_is_the_loop_of_its_paper(norm: Any) -> None:
-    """Square under L2 is compared with the authors' code only."""
     network = cnn().double()
     images, labels = batch(cnn(), 2)
     pixels, queries = (images * 0.25 + 0.5).double(), 60
@@ -112,11 +112,10 @@ def test_each_attack_is_the_loop_of_its_paper(norm: Any) -> None:
         expected = oracle.fab(model, x, y, target, norm, 12)
         assert 0 < oracle.size_of(expected - x, norm) <= radius["fab-t"]
         assert torch.allclose(got["fab-t"][i], expected, atol=1e-6)
-        if norm == "linf":
-            draw.manual_seed(3 + i)
-            stripes, numbers = torch.rand(3, 1, 10, generator=draw), torch.rand(queries, 5, generator=draw)
-            expected = oracle.square(model, x, y, stripes.double(), numbers, radius["square"])
-            assert torch.allclose(got["square"][i], expected, atol=1e-12)
+        draw.manual_seed(3 + i)
+        first, numbers = square_draws((10, 10), queries, norm, draw)
+        expected = oracle.square(model, x, y, first, numbers, norm, radius["square"])
+        assert torch.allclose(got["square"][i], expected, atol=1e-12)
 
 
 def test_projection_is_the_smallest_change_to_the_hyperplane() -> None:
@@ -183,31 +182,78 @@ def test_bad_input(changes: dict[str, Any], says: str) -> None:
         autoattack(**given | changes)
 
 
+TOLERANCE = 1e-9  # float64; measured: 2e-15
+
+
+@pytest.mark.parametrize(("shape", "norm", "attack"), list(published.runs()))
+def test_adversarial_images_are_those_of_the_authors_code(shape: str, norm: Any, attack: str) -> None:
+    model, images, outcomes = published.recorded()
+    x, expected = images[shape], outcomes[shape, norm, attack]
+    order = model(x).argsort(1, descending=True)
+    attacker = _Attacker(model, norm, published.EPSILON[norm], 100, published.QUERIES)
+    draws = [torch.Generator().manual_seed(seed) for seed in range(len(x))]
+    got = getattr(attacker, f"_{attack.replace('-', '_')}")(x, order[:, 0], order[:, 1:], draws)
+    fooled = model(got).argmax(1) != order[:, 0]
+    assert torch.equal(fooled, expected.fooled) and fooled.any()
+    assert float((got[fooled] - expected.images).abs().max()) < TOLERANCE
+
+
+@pytest.mark.parametrize("norm", published.EPSILON)
+def test_each_image_falls_to_the_same_attack_as_in_the_authors_code(norm: Any) -> None:
+    model, images, outcomes = published.recorded()
+    pixels = images["square"]
+    adversarial, standing = pixels.clone(), torch.ones(len(pixels), dtype=torch.bool)
+    options: dict[str, Any] = {"mean": (0, 0, 0), "std": (1, 1, 1), "queries": published.QUERIES}
+    got = autoattack(
+        model,
+        pixels,
+        model(pixels).argmax(1),
+        norm=norm,
+        epsilon=published.EPSILON[norm],
+        seeds=range(len(pixels)),
+        **options,
+    )
+    for attack in ATTACKS:
+        outcome = outcomes["square", norm, attack]
+        fell = standing & outcome.fooled
+        adversarial[fell] = outcome.images[fell[outcome.fooled]]
+        standing &= ~outcome.fooled
+        assert torch.equal(got.robust(attack), standing)
+    assert float((got.images - adversarial).abs().max()) < TOLERANCE
+
+
 @pytest.mark.parametrize("norm", EPSILON)
-def test_agrees_with_the_authors_code(norm: Any) -> None:
-    """github.com/fra31/auto-attack, each image alone with its seed: the same images survive."""
-    published = pytest.importorskip("autoattack")
-    model = cnn()
-    images, labels = batch(model)
-    pixels = images * 0.25 + 0.5
-    options = {"mean": MEAN, "std": STD, "seeds": list(range(6)), "queries": 50}
-    ours = autoattack(model, images, labels, norm=norm, epsilon=EPSILON[norm], **options)
-    survived = []
-    for i in range(6):
-        theirs = published.AutoAttack(
-            lambda x: model((x - 0.5) / 0.25),
-            norm={"linf": "Linf", "l2": "L2"}[norm],
-            eps=EPSILON[norm],
-            seed=i,
-            verbose=False,
-            device="cpu",
+@pytest.mark.parametrize("size", [(12, 10), (10, 23), (4, 4), (7, 2)])
+def test_square_attacks_images_of_any_shape(size: tuple[int, int], norm: Any) -> None:
+    queries, radius = 30, {"linf": 0.05, "l2": 0.3}[norm]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(2, 3, *size, generator=generator).double()
+    weights = torch.randn(10, x[0].numel(), generator=generator).double()
+    labels = (x.flatten(1) @ weights.T).argmax(1)
+    attacker = _Attacker(lambda z: z.flatten(1) @ weights.T, norm, radius, 1, queries)
+    draws = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
+    got = attacker._square(x, labels, labels[:, None], draws)
+    for i, seed in enumerate((3, 4)):
+        first, numbers = square_draws(size, queries, norm, torch.Generator().manual_seed(seed))
+        expected = oracle.square(
+            lambda z: weights @ z.flatten(), x[i], int(labels[i]), first, numbers, norm, radius
         )
-        theirs.square.n_queries = 50
-        _, predicted = theirs.run_standard_evaluation(
-            pixels[i : i + 1], labels[i : i + 1], return_labels=True
-        )
-        survived.append(bool(predicted[0] == labels[i]))
-    assert ours.robust().tolist() == survived and 0 < sum(survived) < 6
+        assert torch.allclose(got[i], expected, atol=1e-12)
+        assert 0 < oracle.size_of(got[i] - x[i], norm) <= radius + 1e-12
+
+
+def square_draws(
+    size: tuple[int, int], queries: int, norm: str, draw: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Random numbers of Square for an image with three channels: of the start, and of each query."""
+    height, width = size
+    if norm == "linf":
+        return torch.rand(3, 1, width, generator=draw).double(), torch.rand(
+            queries, 5, generator=draw
+        ).double()
+    side = max(height // 5, 1)
+    first = torch.rand((height // side) * (width // side), 4, generator=draw)
+    return first.double(), torch.rand(queries, 8, generator=draw).double()
 
 
 # -- the suite -------------------------------------------------------------------------------------

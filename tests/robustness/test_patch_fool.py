@@ -15,10 +15,12 @@ from steadygaze.errors import InputError, MethodUnavailableError
 from steadygaze.robustness import patch_fool
 from steadygaze.runs.estimate import estimate_run
 from steadygaze.runs.request import StressRequest
+from steadygaze.runs.settings import LineChart
 from steadygaze.runs.stress import run_stress
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NORM: dict[str, Any] = {"mean": MEAN, "std": STD}
+CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
 def batch(model: Any, count: int = 3) -> tuple[Tensor, Tensor]:
@@ -91,6 +93,8 @@ def test_the_figure_shows_image_and_layers_before_and_after() -> None:
     [
         ({"place": (4, 0)}, r"0\.\.3"),
         ({"place": "gaee"}, "gae"),
+        ({"place": None}, r"place: expected attention, .*, got None"),
+        ({"place": [1, 2]}, r"\(row, column\) or maps, got \[1, 2\]"),
         ({"place": torch.zeros(3, 2, 2)}, r"maps \(3, 4, 4\)"),
         ({"steps": 0}, "steps"),
         ({"weight": -1}, "weight"),
@@ -142,6 +146,22 @@ def test_the_suite_resumes_and_its_cost_is_estimated(tmp_path: Path) -> None:
     assert values(run_stress(request(data, out=tmp_path / "run"))) == found
     estimate = estimate_run(request(data, suites="patchfool:random", options={}))
     assert estimate.rows == 4 * (3 + 4) and any("survive all 250 steps" in note for note in estimate.notes)
+
+
+def test_the_chart_is_the_attention_of_images_that_were_attacked(tmp_path: Path) -> None:
+    image = next(image_folder(tmp_path / "images").glob("cat/*.png"))
+    for name in CIFAR10:  # in one of the ten folders it is classified correctly, and attacked
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / image.name).write_bytes(image.read_bytes())
+    rows = run_stress(request(tmp_path / "data", limit=None, suites="patchfool:0x7"))
+    card = rows.cards(repeats=10)[0]
+    (suite,) = [suite for suite in card.suites if suite.name == "patchfool"]
+    _, chart = suite.figures(card)
+    assert isinstance(chart, LineChart) and [line.name for line in chart.lines] == ["after", "before"]
+    for line, metric in zip(chart.lines, ("patch_attention", "patch_attention_clean"), strict=True):
+        (layers,) = [row["detail"] for row in rows if row["metric"] == metric and row["value"] is not None]
+        assert line.y == pytest.approx(layers) and list(line.x) == list(range(len(layers)))
+    assert chart.lines[0].y != chart.lines[1].y
 
 
 @pytest.mark.parametrize(

@@ -308,7 +308,10 @@ class _Attacker:
             if not len(some):
                 break
             share = SQUARES / 2 ** sum(query > bound for bound in HALVED_AFTER)
-            side = round(math.sqrt(share * height * width))
+            side = max(round(math.sqrt(share * height * width)), 1 if self.norm == "linf" else 3)
+            if self.norm == "l2" and side % 2 == 0:
+                side += 1
+            side = min(side, height, width)
             own = numbers[some.cpu(), query]
             propose = self._new_square if self.norm == "linf" else self._new_bump
             candidate = propose(x[some], best[some], own.to(x), side)
@@ -322,7 +325,7 @@ class _Attacker:
         return (x + self.epsilon * signs).clamp(0, 1)
 
     def _new_square(self, x: Images, best: Images, numbers: Float[Tensor, "b n"], side: int) -> Images:
-        inside = _windows(x, numbers[:, :2], max(side, 1))
+        inside = _windows(x, numbers[:, :2], side)
         signs = _wide2(numbers[:, 2:])
         return self._into_ball(x, best + 2 * self.epsilon * signs * inside)
 
@@ -330,7 +333,7 @@ class _Attacker:
         """L2: a grid of five by five bumps, or a few more."""
         channels, height, width = x.shape[1:]
         side = max(height // 5, 1)
-        margin = (height - 5 * side) // 2
+        margin = max((height - 5 * side) // 2, 0)
         change = torch.zeros_like(x)
         tops, lefts = (range(margin, margin + length // side * side, side) for length in (height, width))
         for top in tops:
@@ -341,21 +344,22 @@ class _Attacker:
         return (x + self.epsilon * self._unit(change)).clamp(0, 1)
 
     def _new_bump(self, x: Images, best: Images, numbers: Float[Tensor, "b n"], side: int) -> Images:
-        """L2: a new bump in one window gets the length of the change in another one, which is erased."""
-        channels = x.shape[1]
-        side = max(side, 3)
-        side += side % 2 == 0
+        """L2: a new bump in one window gets the length of the change in another one, which is erased.
+
+        Lengths are those of each channel; what the whole change lacks of ε² is shared by the channels.
+        """
         change = best - x
         here, there = (_windows(x, numbers[:, start : start + 2], side) for start in (0, 2))
-        spare = (self.epsilon**2 - self._length(change) ** 2).clamp(min=0) / channels
-        length = (spare + self._length(change * (here | there)) ** 2).sqrt()
+        spare = (self.epsilon**2 - self._length(change) ** 2).clamp(min=0) / x.shape[1]
+        in_windows = (change * (here | there)).square().sum((2, 3), keepdim=True)
+        length = (_wide(spare) + in_windows).sqrt()
         old = change * here
         old = old / (TINY + old.square().sum((2, 3), keepdim=True).sqrt())
         bumps = _bumps(numbers[:, 4:5], numbers[:, 5:], side)
         placed = torch.zeros_like(x)
         placed[here.expand_as(x)] = bumps.flatten()  # a window is read row by row, as a bump is
         new = placed + old
-        new = _wide(length) * new / (TINY + new.square().sum((2, 3), keepdim=True).sqrt())
+        new = length * new / (TINY + new.square().sum((2, 3), keepdim=True).sqrt())
         change = torch.where(here, new, torch.where(there, torch.zeros_like(change), change))
         return (x + self.epsilon * self._unit(change)).clamp(0, 1)
 
@@ -439,8 +443,8 @@ def _bumps(
 ) -> Float[Tensor, "b c s s"]:
     """Square attack, L2: a hill beside a hollow, of length 1, with a sign for each channel."""
     upper = side // 2
-    bump = torch.cat([_hill(upper, side), -_hill(side - upper, side)])
-    bump = (bump / bump.square().sum().sqrt()).to(numbers)
+    bump = torch.cat([_hill(upper, side), -_hill(side - upper, side)]).to(numbers)
+    bump = bump / bump.square().sum().sqrt()
     return torch.where(turned[:, :, None, None] > 0.5, bump.T, bump) * _wide2(numbers)
 
 
@@ -448,7 +452,7 @@ def _hill(rows: int, columns: int) -> Float[Tensor, "r c"]:
     """The sum of 1 / (k+1)² over the rings k around a pixel and beyond; of length 1."""
     down = (torch.arange(rows) - rows // 2).abs()[:, None]
     across = (torch.arange(columns) - columns // 2).abs()[None]
-    rings = 1 / torch.arange(1, max(rows // 2, columns // 2) + 2).square()
+    rings = 1 / torch.arange(1, max(rows // 2, columns // 2) + 2, dtype=torch.float64).square()
     beyond = rings.flip(0).cumsum(0).flip(0)
     hill = beyond[torch.maximum(down, across)]
     return hill / hill.square().sum().sqrt() if rows else hill

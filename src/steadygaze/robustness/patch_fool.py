@@ -252,6 +252,11 @@ def _places(
             raise InputError(f"place: expected (row, column), got {place!r}")
         row, column = checked_index("place", place[0], rows), checked_index("place", place[1], columns)
         return torch.full((len(images),), row * columns + column, device=images.device)
+    if not isinstance(place, str):
+        raise InputError(
+            "place: expected attention, random, the name of an attribution method, (row, column) or maps, "
+            f"got {place!r}"
+        )
     if place == "attention":
         return received[:, min(ATTENDED_LAYER, received.shape[1] - 1)].flatten(1).argmax(1)
     if place == "random":

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Float
 
 from steadygaze.errors import InputError, MethodUnavailableError
 from steadygaze.methods.registry import DEFAULT, parse_method, unavailable
@@ -31,6 +32,8 @@ from steadygaze.runs.settings import (
     BarChart,
     Condition,
     Figure,
+    Line,
+    LineChart,
     Measurement,
     Setting,
     Table,
@@ -208,3 +211,30 @@ class PatchFool(Suite):
         if settings:
             caption = "one adversarial patch, at different places; whiskers are 95 % intervals"
             yield BarChart("Patch-Fool", bars, "robust accuracy, %", caption, highest=100)
+        for s in settings:
+            lines = []
+            for group, (metric, name) in enumerate(((AFTER, "after"), (BEFORE, "before"))):
+                layers = _by_layer(card, s.label, metric.name)
+                if len(layers):
+                    mean, half = layers.mean(0), 1.96 * layers.std(0) / len(layers) ** 0.5
+                    limits = list(zip((mean - half).tolist(), (mean + half).tolist(), strict=True))
+                    lines.append(Line(name, list(range(len(mean))), mean.tolist(), group, limits))
+            if lines:
+                yield LineChart(
+                    f"Attention to the attacked patch, at {s.level}",
+                    lines,
+                    "layer (0: the first)",
+                    "attention, 1: as to the average token",
+                    "mean over heads, queries, and images that are classified correctly without the attack",
+                    integers=True,
+                )
+
+
+def _by_layer(card: Card, label: str, metric: str) -> Float[np.ndarray, "images layers"]:
+    """The details of the images that have a value: not of those misclassified before the attack."""
+    if (label, metric) not in card.keys:
+        return np.empty((0, 0))
+    details = card.details(label, metric)
+    whole = details.lengths > 0
+    attacked = ~np.isnan(card.values(label, metric)[details.ranks[whole]])
+    return details.numbers.reshape(len(attacked), -1)[attacked] if len(attacked) else np.empty((0, 0))
