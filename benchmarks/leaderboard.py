@@ -31,10 +31,12 @@ from benchmarks.panel.columns import (
 from benchmarks.panel.cost import read_costs
 from benchmarks.panel.figure import draw, draw_two_ends
 from benchmarks.panel.learned import learned_table
+from benchmarks.panel.measure import REMOVAL
 from benchmarks.panel.methods import LEFT_OUT, SEARCHES
 from benchmarks.panel.ranking import Column, Entry, interval, ranked, shares, with_ceiling
 from benchmarks.panel.truth import FOLDER as KNOWN_TRUTH_FOLDER
 from steadygaze.errors import UnknownNameError
+from steadygaze.faithfulness import METRICS
 from steadygaze.methods.registry import DEFAULT, forward_passes
 from steadygaze.quantity import plural
 from steadygaze.runs.request import CEILING
@@ -57,6 +59,7 @@ class Board:
     searched: Mapping[Measure, Sequence[Entry]]
     added: Mapping[str, Column]
     measured_cost: Mapping[str, float]
+    root: Path
 
     def chance(self, measure: Measure) -> float | None:
         """The value of `random`."""
@@ -82,7 +85,7 @@ def read_board(root: Path, models: Mapping[str, PanelModel] | None = None) -> Bo
     apart, added = (
         column_of(REMOVAL_MEAN, read_each(root, names, REMOVAL_MEAN.metrics)) for names in (masked, others)
     )
-    return Board(models, columns, ranks, apart, searched, added, read_costs(root))
+    return Board(models, columns, ranks, apart, searched, added, read_costs(root), root)
 
 
 def _reference(by_model: Mapping[str, Column]) -> str:
@@ -100,7 +103,7 @@ def markdown(board: Board) -> str:
     """The page."""
     sections = [_introduction(board), _models(board), _ranking(board), _questions(board), _four(board)]
     sections += [_two_ends(board), _by_model(board), apart_section(board), added_section(board)]
-    sections += [_others(board), OWN_METHOD]
+    sections += [named_measures(board.root.parent / NAMED_ROWS), _others(board), OWN_METHOD]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
@@ -341,6 +344,28 @@ def added_section(board: Board) -> str:
     return "\n".join(lines)
 
 
+def named_measures(rows: Path) -> str:
+    """Measures that reviewers name, of one model: the means of a run; empty without its rows."""
+    if not rows.is_dir():
+        return ""
+    frame = sg.Rows.read(rows).to_pandas()
+    means = frame.pivot_table(index="method", columns="metric", values="value", sort=False)
+    names = [name for name in dict.fromkeys(frame.metric) if name not in REMOVAL]
+    removal = means[list(REMOVAL)].mean(axis=1)
+    lines = ["## Measures that reviewers name", "", NAMED.format(images=frame.image.nunique()), ""]
+    heads = ["removal ↑", *(f"`{name}`{METRICS[name].arrow}" for name in names)]
+    lines += [f"| method | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
+    best = {name: means[name].max() if METRICS[name].sign > 0 else means[name].min() for name in names}
+    for method in removal.sort_values(ascending=False).index:
+        value = f"{removal[method]:.1f}"
+        cells = [f"**{value}**" if removal[method] == removal.max() else value]
+        for name in names:
+            text = METRICS[name].text(means.loc[method, name])
+            cells.append(f"**{text}**" if means.loc[method, name] == best[name] else text)
+        lines.append(f"| `{method}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _one_model(name: str, column: Column) -> list[str]:
     """The table of one model."""
     lines = ["| | method | removal scores, mean | rank | level with |", "| ---: | --- | ---: | ---: | ---: |"]
@@ -407,6 +432,11 @@ Mean of the four removal scores of each model; in brackets the place among the m
 the difference on its own ones. **Worst place**: over the models, of methods with a place on each."""
 ADDED = """\
 Models that were measured with `--models` (below) and are not part of the panel, so not of the means above."""
+NAMED_ROWS = "deit_tiny_measures"
+NAMED = """\
+DeiT-Tiny, {images} images, each method with its own score; the best mean of each measure in bold. Intervals,
+the command, and what each measure can and cannot tell:
+[faithfulness](evidence/faithfulness.md#measures-that-reviewers-name-24-images), [measures](measures.md)."""
 SEARCHED = """\
 Searches run with the given budget of forward passes per image and class; without a number, they use one pass
 per patch, region or cluster:"""

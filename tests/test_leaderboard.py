@@ -217,7 +217,8 @@ def test_few_images_have_no_place_and_shares_are_of_searched_images() -> None:
     placed = {name: values for name, values in column.items() if not name.startswith("greedy")}
     entries = {measure: ranked([placed], "gaze_outline") for measure in measures}
     tops = {measure: with_ceiling([column], "gaze_outline") for measure in measures}
-    board = leaderboard.Board({"embedded": panel()["embedded"]}, measures, entries, {}, tops, {}, {})
+    models = {"embedded": panel()["embedded"]}
+    board = leaderboard.Board(models, measures, entries, {}, tops, {}, {}, Path("none"))
     page = leaderboard.markdown(board)
     (line,) = (line for line in page.splitlines() if line.startswith("| `gradsam` | ") and "few" in line)
     assert "(few)" in line
