@@ -6,6 +6,7 @@ from itertools import permutations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import timm
 import torch
@@ -227,3 +228,23 @@ def test_few_images_have_no_place_and_shares_are_of_searched_images() -> None:
     )
     assert f"| share of the ceiling, `gaze_outline` | {share:.0f} % | |" in page
     assert shares(tops[REMOVAL_MEAN])["gaze_outline"] == pytest.approx(share)
+
+
+def test_documents_quote_the_leaderboard() -> None:
+    """The numbers of the README and of choosing.md are those of leaderboard.csv."""
+    root = Path(__file__).parents[1]
+    board = pd.read_csv(root / "docs" / "leaderboard.csv")
+    board = board[board.model == "all"].set_index(["measure", "method"])["value"]
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    choosing = (root / "docs" / "choosing.md").read_text(encoding="utf-8")
+    (found,) = re.findall(
+        r"removal scores: ([\d.]+) points, `attnlrp` ([\d.]+), `gae` ([\d.]+), chance level ([\d.]+)", readme
+    )
+    names = ("gaze_outline", "attnlrp", "gae", "random")
+    assert [float(number) for number in found] == [round(board["removal", name], 1) for name in names]
+    (row,) = re.findall(r"scores over seven models, points: (.*?);", choosing)
+    quoted = dict(re.findall(r"`?(\w+)`? ([\d.]+)", row))
+    assert len(quoted) == 8
+    assert quoted == {name: f"{board['removal', name]:.1f}" for name in quoted}
+    (row,) = re.findall(r"black, six models: (.*?), all level", choosing)
+    assert all(f"{board['pixels', name]:.1f}" == n for name, n in re.findall(r"`(\w+)` ([\d.]+)", row))
