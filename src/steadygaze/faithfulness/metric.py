@@ -120,7 +120,7 @@ class MetricInfo:
     Examples:
         >>> info = next(info for info in list_metrics() if info.name == "deletion_aopc")
         >>> info.family, info.unit, info.better
-        ('removal', '%', 'higher')
+        ('removal', 'points', 'higher')
     """
 
     name: str
