@@ -112,10 +112,12 @@ def measure_sides(
         from steadygaze.runs.stress import prepare_stress, run_stress
         from steadygaze.runs.verify import prepare_verify, run_verify
 
-        prepared = [side.stress and prepare_stress(side.stress, world, side.loaded) for side in sides]
-        for side, ready in zip(sides, prepared, strict=True):
+        prepared = {  # both sides, before either is measured
+            side.folder: prepare_stress(side.stress, world, side.loaded) for side in sides if side.stress
+        }
+        for side in sides:
             if side.stress is not None and side.verify is not None:
-                run_stress(side.stress, world, on_progress, ready)
+                run_stress(side.stress, world, on_progress, prepared[side.folder])
                 run_verify(side.verify, world, on_progress, prepare_verify(side.verify, world))
     return [side.folder for side in sides]
 
