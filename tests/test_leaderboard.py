@@ -146,10 +146,14 @@ def test_a_model_of_the_user_is_measured(
         (tmp_path / "val" / name).mkdir(parents=True)
         shutil.copy(demo / f"{name}.png", tmp_path / "val" / name)
     words = ["--rows", tmp_path / "rows", "--imagenet", tmp_path / "val", "--models", mine]
-    monkeypatch.setattr("sys.argv", ["panel", *map(str, words), "--methods", "gaze_outline,random"])
+    monkeypatch.setattr(
+        "sys.argv",
+        ["panel", *map(str, words), "--methods", "gaze_outline,gaze_removal:keys=0.5,limit=4,random"],
+    )
     panel_command.main()
     printed = capsys.readouterr().out
     assert f"### {mine}: 2 images" in printed and "| gaze_outline |" in printed
+    assert "| gaze_removal:keys=0.5,limit=4" in printed, "commas of options do not end a method"
     assert [folder.name for folder in (tmp_path / "rows").iterdir()] == ["mine"]
 
 

@@ -30,6 +30,7 @@ from benchmarks.panel.measure import MEASURES, measure
 from benchmarks.panel.methods import expand
 from benchmarks.panel.tables import print_tables
 from benchmarks.panel.truth import measure_truth
+from steadygaze.cli.options import split_methods
 from steadygaze.methods.registry import DEFAULT
 
 PETS = 24  # images, one of each breed
@@ -49,7 +50,7 @@ def main() -> None:
     parser.add_argument("--models", type=lambda text: text.split(","), help="default: all")
     parser.add_argument("--checkpoint", type=Path, help="weights of a model that is not of the panel")
     parser.add_argument("--class-names", type=Path, help="its classes, if it compares images with text")
-    parser.add_argument("--methods", type=lambda text: text.split(","), default=["best"])
+    parser.add_argument("--methods", type=lambda text: split_methods([text]), default=["best"])
     parser.add_argument("--measures", type=lambda text: text.split(","), default=["removal"])
     parser.add_argument("--per-class", type=int, default=5, help="images of each class of CIFAR-10")
     parser.add_argument(
