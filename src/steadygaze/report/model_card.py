@@ -106,15 +106,12 @@ def headlines(changes: Sequence[Change]) -> Iterator[Change]:
             break
     for suite in ATTACKS:
         under = [c for c in changes if c.setting.suite == suite and c.quantity.name == TOP1.name]
-        if (
-            suite == "autoattack"
-        ):  # its attacks are run one after the other; the last one has the robust accuracy
+        if suite == "autoattack":
+            # its attacks run one after the other: what is left after all of them is the robust accuracy
             under = [c for c in under if c.setting.name.startswith("autoattack_")]
         else:
-            strongest = {
-                c.setting.name: c for c in under
-            }  # of each attack the last level, the largest epsilon
-            under = list(strongest.values())
+            # of each attack the last level, the largest epsilon
+            under = list({c.setting.name: c for c in under}.values())
         yield from under
         if under:
             break
